@@ -1,0 +1,1 @@
+"""attnlimits: what does my attention normalizer do to my model?"""

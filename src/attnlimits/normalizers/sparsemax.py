@@ -1,0 +1,66 @@
+"""Sparsemax: the Euclidean projection of the logits onto the probability simplex."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .base import Normalizer
+
+
+class Sparsemax(Normalizer, name="sparsemax"):
+    """``p = argmin over the simplex of ||p - z/T||^2 = (z/T - tau)_+`` with tau such that the row sums to 1.
+
+    Source: Martins & Astudillo 2016, arXiv 1602.02068. Keys more than T below the largest get exactly 0, and no
+    gradient. The Jacobian is the projection diag(1_S) - 1_S 1_S^T/|S| on the support S, over T: its norm is 1/T as soon
+    as the support holds two keys, whatever the length.
+    """
+
+    sums_to_one = True
+    shift_invariant = True
+
+    def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None:
+            logits = logits.masked_fill(~mask, -torch.inf)
+        return _SparsemaxFunction.apply(logits)
+
+
+class _SparsemaxFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(logits: Tensor) -> Tensor:
+        return project_on_simplex(logits)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (weights,) = ctx.saved_tensors
+        support = weights > 0
+        on_support = torch.where(support, grad, 0.0)
+        mean = on_support.sum(-1, keepdim=True) / support.sum(-1, keepdim=True).clamp(min=1)
+        return torch.where(support, on_support - mean, 0.0)
+
+
+def project_on_simplex(logits: Tensor) -> Tensor:
+    """Exact projection of every row onto the simplex; a row of -inf gives 0.
+
+    Newton's method on f(tau) = sum (z - tau)_+ - 1 from tau = max z - 1, where f >= 0. f is convex and piecewise
+    linear, so tau rises monotonically and reaches the root exactly once the support stands still: a finite number of
+    passes (at most about ten in practice), without a sort.
+    """
+    row_max = logits.amax(-1, keepdim=True)
+    shifted = logits - row_max.masked_fill(row_max == -torch.inf, 0.0)
+    tau = torch.full_like(row_max, -1.0)
+    size = torch.full_like(row_max, -1)
+    while True:
+        excess = (shifted - tau).clamp_(min=0)
+        new_size = (excess > 0).sum(-1, keepdim=True).to(tau.dtype)
+        if torch.equal(new_size, size):
+            return excess
+        # Rounding must not let tau fall: the support would grow again and could alternate for ever.
+        tau = torch.maximum(tau, tau + (excess.sum(-1, keepdim=True) - 1) / new_size.clamp(min=1))
+        size = new_size

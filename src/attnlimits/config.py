@@ -1,0 +1,278 @@
+"""The typed schema of every key of conf/train.yaml, and every check that needs no weight and no text.
+
+Values and their comments live in the YAML files; here are the types, so that a key that is missing or misspelt is an
+error. Nothing in this module imports torch: ``python train.py --help`` must answer at once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+class ConfigError(ValueError):
+    """The user's mistake: one line that names key, value and what is allowed."""
+
+
+@dataclass
+class ScratchConfig:
+    """A model to be trained from nothing. Chosen by name only: nothing falls back to random weights."""
+
+    n_layer: int = MISSING
+    n_head: int = MISSING
+    n_embd: int = MISSING
+    n_positions: int = MISSING
+    vocab_size: int = MISSING
+
+
+@dataclass
+class ModelConfig:
+    path: str | None = MISSING
+    scratch: ScratchConfig | None = None
+    dropout: float | None = None
+    gradient_checkpointing: bool = False
+
+
+@dataclass
+class DataConfig:
+    kind: str = MISSING
+    path: Any = MISSING
+    extra_path: Any = None
+    url: str | None = None
+    encoding: Any = "utf-8"
+    strip_gutenberg: bool = False
+    validation_fraction: float = MISSING
+    batch_size: int = MISSING
+    validation_batch_size: int = MISSING
+    cache_dir: str = MISSING
+
+
+@dataclass
+class OptimizerConfig:
+    lr: float = MISSING
+    betas: list[float] = MISSING
+    weight_decay: float = MISSING
+    warmup_steps: int = MISSING
+    final_lr_fraction: float = MISSING
+    schedule_steps: int | None = MISSING
+
+
+@dataclass
+class TrainerConfig:
+    max_steps: int | None = MISSING
+    max_epochs: int | None = MISSING
+    accumulate: int = MISSING
+    clip: float | None = MISSING
+    precision: str = MISSING
+    validate_every: int = MISSING
+    validation_blocks: int | None = MISSING
+    log_every: int = MISSING
+    accelerator: str = MISSING
+    devices: Any = MISSING
+    strategy: str = MISSING
+    deterministic: bool = MISSING
+
+
+@dataclass
+class LoggerConfig:
+    kind: str = MISSING
+    offline: bool = True
+    project: str = "attnlimits"
+    entity: str | None = None
+    group: str | None = None
+    tags: list[str] = field(default_factory=list)
+
+
+@dataclass
+class TrainConfig:
+    T: float = MISSING
+    context_length: int = MISSING
+    seed: int | None = MISSING
+    ckpt_path: str | None = MISSING
+    name: str = MISSING
+    normalizer: dict[str, Any] = MISSING
+    model: ModelConfig = MISSING
+    data: DataConfig = MISSING
+    optimizer: OptimizerConfig = MISSING
+    trainer: TrainerConfig = MISSING
+    logger: LoggerConfig = MISSING
+    callbacks: dict[str, Any] = MISSING
+
+
+DATA_KINDS = ("python_reference", "text", "war_and_peace")
+LOGGER_KINDS = ("csv", "tensorboard", "wandb")
+PRECISIONS = ("32", "bf16-mixed", "16-mixed")
+
+
+def plain(node: Any) -> Any:
+    """A part of a configuration as dicts, lists and scalars, interpolations resolved."""
+    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+
+
+def register() -> None:
+    """Put the schema and the resolvers of the YAML files where Hydra finds them. Safe to call twice."""
+    ConfigStore.instance().store(name="train_schema", node=TrainConfig)
+    OmegaConf.register_new_resolver("project", lambda path: str(PROJECT / path), replace=True)
+    OmegaConf.register_new_resolver("run_dir", run_directory, replace=True)
+
+
+def run_directory(ckpt_path: str | None, fresh: str) -> str:
+    """A resumed run goes on in its own directory; any other gets a fresh one."""
+    if ckpt_path and Path(ckpt_path).is_file():
+        return str(Path(ckpt_path).resolve().parents[1])
+    return fresh
+
+
+def check(cfg: DictConfig) -> None:
+    """All checks that need no weight and no text.
+
+    Raises:
+        ConfigError: the first thing that is wrong.
+    """
+    _check_missing(cfg)
+    _check_numbers(cfg)
+    _check_choices(cfg)
+    _check_data(cfg)
+    _check_normalizer(cfg)
+    _check_context_length(cfg)
+    if cfg.ckpt_path is not None and not Path(cfg.ckpt_path).is_file():
+        raise ConfigError(f"ckpt_path={cfg.ckpt_path}: no such file; give a checkpoints/last.ckpt of a run, or null")
+
+
+def _check_missing(cfg: DictConfig) -> None:
+    if missing := sorted(OmegaConf.missing_keys(cfg)):
+        raise ConfigError(f"{missing[0]}: needs a value")
+
+
+def _require(cfg: DictConfig, key: str, good: bool, allowed: str) -> None:
+    if not good:
+        raise ConfigError(f"{key}={OmegaConf.select(cfg, key)}: must be {allowed}")
+
+
+def _check_numbers(cfg: DictConfig) -> None:
+    positive_or_null = ("trainer.max_steps", "trainer.max_epochs", "trainer.clip", "trainer.validation_blocks")
+    positive = (
+        *("T", "data.batch_size", "data.validation_batch_size", "optimizer.lr"),
+        *("trainer.accumulate", "trainer.validate_every", "trainer.log_every"),
+    )
+    for key in positive:
+        value = OmegaConf.select(cfg, key)
+        _require(cfg, key, math.isfinite(value) and value > 0, "finite and > 0")
+    for key in positive_or_null:
+        value = OmegaConf.select(cfg, key)
+        _require(cfg, key, value is None or (math.isfinite(value) and value > 0), "finite and > 0, or null")
+    fractions = ("optimizer.final_lr_fraction", "model.dropout")
+    for key in fractions:
+        value = OmegaConf.select(cfg, key)
+        _require(cfg, key, value is None or 0 <= value <= 1, "between 0 and 1")
+    fraction = cfg.data.validation_fraction
+    _require(cfg, "data.validation_fraction", 0 < fraction < 1, "above 0 and below 1")
+    for key in ("optimizer.weight_decay", "optimizer.warmup_steps"):
+        value = OmegaConf.select(cfg, key)
+        _require(cfg, key, math.isfinite(value) and value >= 0, "finite and >= 0")
+    betas = cfg.optimizer.betas
+    _require(cfg, "optimizer.betas", len(betas) == 2 and all(0 <= b < 1 for b in betas), "two numbers in [0, 1)")
+    _require(cfg, "seed", cfg.seed is None or 0 <= cfg.seed < 2**32, "between 0 and 4294967295, or null (unseeded)")
+    steps, epochs = cfg.trainer.max_steps, cfg.trainer.max_epochs
+    if (steps is None) == (epochs is None):
+        raise ConfigError(f"trainer.max_steps={steps} trainer.max_epochs={epochs}: set exactly one of the two")
+
+
+def _check_choices(cfg: DictConfig) -> None:
+    for key, allowed in (
+        ("data.kind", DATA_KINDS),
+        ("logger.kind", LOGGER_KINDS),
+        ("trainer.precision", PRECISIONS),
+    ):
+        _require(cfg, key, OmegaConf.select(cfg, key) in allowed, "one of " + ", ".join(allowed))
+    if not str(cfg.name).strip() or "/" in cfg.name:
+        raise ConfigError(f"name={cfg.name!r}: must be a plain file name")
+
+
+def _check_data(cfg: DictConfig) -> None:
+    for key in ("data.path", "data.extra_path", "data.encoding"):
+        value = OmegaConf.select(cfg, key)
+        good = value is None or isinstance(value, str) or _is_list_of_str(value)
+        _require(cfg, key, good, "a string or a list of strings")
+    if cfg.data.kind == "text" and not cfg.data.path:
+        raise ConfigError(f"data.path={cfg.data.path}: data=text needs a file, a glob, a folder or a list of them")
+
+
+def _is_list_of_str(value: Any) -> bool:
+    return isinstance(value, ListConfig) and all(isinstance(item, str) for item in value)
+
+
+def _check_normalizer(cfg: DictConfig) -> None:
+    from .normalizers import REGISTRY, normalizer_options
+
+    spec = cfg.normalizer
+    name = spec.get("name")
+    if name not in REGISTRY:
+        raise ConfigError(f"normalizer.name={name}: must be one of {', '.join(sorted(REGISTRY))}")
+    if "T" in spec:
+        raise ConfigError(f"normalizer.T={spec.get('T')}: set the top-level T instead; there is one temperature")
+    options = normalizer_options(name)
+    for key, value in spec.items():
+        if key == "name":
+            continue
+        if key not in options:
+            raise ConfigError(f"normalizer.{key}={value}: {name} has {_listing(options)}")
+        _check_option(name, str(key), value, str(options[str(key)].annotation))
+
+
+def _check_option(name: str, key: str, value: Any, annotation: str) -> None:
+    kinds: dict[str, tuple[type, ...]] = {"float": (int, float), "int": (int,), "bool": (bool,), "str": (str,)}
+    allowed = [part.strip() for part in annotation.split("|")]
+    for part in allowed:
+        if part == "None" and value is None:
+            return
+        if isinstance(value, kinds.get(part, ())) and (part == "bool" or not isinstance(value, bool)):
+            return
+    raise ConfigError(f"normalizer.{key}={value}: {name} takes {annotation.replace('None', 'null')}")
+
+
+def _listing(options: Sequence[str] | dict[str, Any]) -> str:
+    return ("only " + ", ".join(sorted(options))) if options else "no options"
+
+
+def _check_context_length(cfg: DictConfig) -> None:
+    if (cfg.model.path is None) == (cfg.model.scratch is None):
+        raise ConfigError(f"model.path={cfg.model.path}: give a directory or a hub name, or model.scratch, not both")
+    positions = model_positions(cfg.model)
+    allowed = f"between 2 and {positions}, the positions of {cfg.model.path or 'the model'}"
+    _require(cfg, "context_length", 2 <= cfg.context_length <= positions, allowed)
+
+
+def model_positions(model: DictConfig) -> int:
+    """The longest context of a model, from its configuration alone."""
+    if model.scratch is not None:
+        return model.scratch.n_positions
+    declared = _declared(model.path)
+    return declared.get("n_positions") or declared.get("max_position_embeddings") or 2**31
+
+
+def _declared(path: str) -> dict[str, Any]:
+    local = Path(path)
+    if local.is_dir():
+        if not (local / "config.json").is_file():
+            raise ConfigError(f"model.path={path}: the folder holds no config.json")
+        return json.loads((local / "config.json").read_text(encoding="utf-8"))
+    if local.is_absolute() or path.startswith("."):
+        raise ConfigError(f"model.path={path}: no such folder")
+    from transformers import PretrainedConfig
+
+    try:
+        return PretrainedConfig.get_config_dict(path)[0]
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"model.path={path}: neither a folder here nor to be had from the hub; set model.path to a local directory"
+        ) from error

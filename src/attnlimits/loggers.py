@@ -1,0 +1,131 @@
+"""Where metrics go: metrics.csv in the run directory always, and W&B or TensorBoard beside it."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.loggers.csv_logs import _ExperimentWriter
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.utilities import rank_zero_only
+from omegaconf import DictConfig
+
+from .config import ConfigError, plain
+
+
+def make_loggers(cfg: DictConfig, directory: Path, *, resumed_step: int | None = None) -> list[Logger]:
+    """The loggers of a run. W&B is started here, so that a refusal comes before any weight is loaded.
+
+    Args:
+        cfg: the composed conf/train.yaml.
+        directory: of the run.
+        resumed_step: optimizer step from which the run goes on; rows of metrics.csv after it are dropped.
+    """
+    loggers: list[Logger] = [MetricsFile(directory, keep_until=resumed_step)]
+    if cfg.logger.kind == "wandb":
+        loggers.append(_wandb(cfg, directory))
+    elif cfg.logger.kind == "tensorboard":
+        loggers.append(_tensorboard(directory))
+    return loggers
+
+
+def finish(loggers: list[Logger], exit_code: int) -> None:
+    """Close what outlives a Trainer: the W&B run, with the exit code of the job."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger) and is_first_process():
+            logger.experiment.finish(exit_code=exit_code)
+            # WandbLogger sets it for good; the next run in this process may be online.
+            os.environ.pop("WANDB_MODE", None)
+
+
+def is_first_process() -> bool:
+    """Rank 0, known before a Trainer exists: a launched process finds its rank in the environment."""
+    return os.environ.get("LOCAL_RANK", "0") == "0" and os.environ.get("RANK", "0") == "0"
+
+
+class MetricsFile(CSVLogger):
+    """``metrics.csv`` straight in the run directory; a resumed run appends to it.
+
+    Args:
+        directory: of the run.
+        keep_until: keep the rows of an earlier part of the run up to this step; None = start anew.
+    """
+
+    def __init__(self, directory: Path, *, keep_until: int | None = None) -> None:
+        super().__init__(save_dir=directory, name="", version="")
+        self._keep_until = keep_until
+
+    @property
+    def log_dir(self) -> str:
+        return str(self.save_dir)
+
+    @property
+    def experiment(self) -> Any:
+        if self._experiment is None:
+            self._experiment = _MetricsWriter(self.log_dir, self._keep_until)
+        return self._experiment
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any = None, *args: Any, **kwargs: Any) -> None:
+        """config.yaml has them."""
+
+
+class _MetricsWriter(_ExperimentWriter):
+    def __init__(self, log_dir: str, keep_until: int | None) -> None:
+        super().__init__(log_dir)
+        path = Path(self.metrics_file_path)
+        if keep_until is None:
+            path.unlink(missing_ok=True)
+        elif path.is_file():
+            with path.open(newline="") as file:
+                reader = csv.DictReader(file)
+                rows = [row for row in reader if int(row["step"]) <= keep_until]
+                self.metrics_keys = list(reader.fieldnames or [])
+            with path.open("w", newline="") as file:
+                writer = csv.DictWriter(file, self.metrics_keys)
+                writer.writeheader()
+                writer.writerows(rows)
+
+    def _check_log_dir_exists(self) -> None:
+        """The run directory is never empty, and what it holds stays."""
+
+
+def _wandb(cfg: DictConfig, directory: Path) -> WandbLogger:
+    import wandb
+
+    tags = [cfg.normalizer.name, f"T={cfg.T:g}", f"L={cfg.context_length}", *cfg.logger.tags]
+    logger = WandbLogger(
+        name=cfg.name,
+        save_dir=directory,
+        offline=cfg.logger.offline,
+        project=cfg.logger.project,
+        entity=cfg.logger.entity,
+        group=cfg.logger.group,
+        id=_earlier_wandb_id(directory),
+        tags=tags,
+        config=plain(cfg),
+        settings=wandb.Settings(silent=True, console="off"),
+    )
+    if is_first_process():
+        try:
+            _ = logger.experiment
+        except (wandb.errors.UsageError, wandb.errors.CommError) as error:
+            line = str(error).strip().split("\n")[0]
+            advice = "run `wandb login`, or use logger=wandb"
+            raise ConfigError(f"logger.offline={cfg.logger.offline}: W&B cannot start ({line}); {advice}") from error
+    return logger
+
+
+def _earlier_wandb_id(directory: Path) -> str | None:
+    """The W&B run that an earlier part of this run directory wrote to, from its record run-<id>.wandb."""
+    records = sorted((directory / "wandb").glob("*run-*/run-*.wandb"))
+    return records[-1].stem.removeprefix("run-") if records else None
+
+
+def _tensorboard(directory: Path) -> TensorBoardLogger:
+    try:
+        return TensorBoardLogger(save_dir=directory, name="tensorboard", version="")
+    except ModuleNotFoundError as error:
+        raise ConfigError("logger.kind=tensorboard: needs the package tensorboard (pip install tensorboard)") from error

@@ -1,0 +1,274 @@
+"""train.py's work: a checked configuration in, a run directory out."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import math
+import os
+import random
+import shutil
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+from lightning import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks.progress import ProgressBar
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from omegaconf import DictConfig
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from . import backbone, loggers, rundir
+from .callbacks import RandomState, SaveLast, Throughput, save_best
+from .config import ConfigError, check, plain
+from .data import Blocks, TextData, make_blocks, read_text
+from .module import LanguageModel
+from .report import print_report
+from .resume import resumed_config
+
+INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave."""
+
+    directory: Path
+    summary: dict[str, Any]
+    module: LanguageModel
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """What a run needs; all that can go wrong with the user's files has gone wrong by now."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    train: Blocks
+    validation: Blocks
+    data_seed: int
+
+
+def train(cfg: DictConfig, directory: Path, overrides: Sequence[str] = ()) -> Result:
+    """Run one training configuration.
+
+    Args:
+        cfg: the composed conf/train.yaml.
+        directory: of the run; created here.
+        overrides: what the user typed, needed only to resume.
+
+    Raises:
+        ConfigError: the user's mistake, before anything is written.
+        SystemExit: 130, the run was interrupted and its last.ckpt written.
+    """
+    check(cfg)
+    if cfg.ckpt_path is not None:
+        cfg = resumed_config(cfg.ckpt_path, overrides)
+        check(cfg)
+    _quiet()
+    started = time.perf_counter()
+    ingredients = _prepare(cfg)
+    with _open_run(cfg, directory) as run_loggers:
+        result = _fit(cfg, directory, ingredients, run_loggers, started)
+    print_report(result.directory, result.summary)
+    return result
+
+
+def _quiet() -> None:
+    """Progress lines and errors are ours; of the libraries only what may matter."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", message=".*(isinstance\\(treespec|LeafSpec).*")
+    warnings.filterwarnings("ignore", message=".*srun.*")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("WANDB_SILENT", "true")
+
+
+def _prepare(cfg: DictConfig) -> Ingredients:
+    if cfg.seed is None:
+        print("seed=null: this run is unseeded and cannot be repeated")
+    else:
+        seed_everything(cfg.seed, workers=True, verbose=False)
+    text = read_text(cfg.data)
+    if cfg.ckpt_path is not None:
+        model = backbone.fit_out(backbone.load(cfg.ckpt_path), cfg)
+        tokenizer = backbone.load_tokenizer(Path(cfg.ckpt_path).resolve().parents[1] / "tokenizer")
+    else:
+        model, tokenizer = backbone.build(cfg, corpus=[text.train])
+    cache_dir = Path(cfg.data.cache_dir).expanduser()
+    train, validation = (
+        make_blocks(part, tokenizer, cfg.context_length, split=split, cache_dir=cache_dir)
+        for part, split in ((text.train, "training"), (text.validation, "validation"))
+    )
+    data_seed = random.getrandbits(31) if cfg.seed is None else cfg.seed
+    return Ingredients(model, tokenizer, train, validation, data_seed)
+
+
+@contextmanager
+def _open_run(cfg: DictConfig, directory: Path) -> Iterator[list[Logger]]:
+    """Open the run directory and its loggers; close them with the exit code of whatever happened."""
+    fresh = not (directory / "config.yaml").is_file()
+    try:
+        run_loggers = loggers.make_loggers(cfg, directory, resumed_step=_resumed_step(cfg))
+    except ConfigError:
+        if fresh:
+            shutil.rmtree(directory / "wandb", ignore_errors=True)
+        raise
+    try:
+        rundir.write_config(directory, cfg)
+        rundir.write_json(directory / "environment.json", rundir.environment())
+        yield run_loggers
+    except KeyboardInterrupt:
+        _say_interrupted(directory)
+        loggers.finish(run_loggers, INTERRUPTED)
+        raise SystemExit(INTERRUPTED) from None
+    except BaseException as error:
+        rundir.write_json(directory / "summary.json", {"exit_reason": f"failed: {type(error).__name__}: {error}"})
+        loggers.finish(run_loggers, 1)
+        raise
+    loggers.finish(run_loggers, 0)
+
+
+def _resumed_step(cfg: DictConfig) -> int | None:
+    if cfg.ckpt_path is None:
+        return None
+    return torch.load(cfg.ckpt_path, map_location="cpu", weights_only=True)["global_step"]
+
+
+def _say_interrupted(directory: Path) -> None:
+    last = directory / "checkpoints" / "last.ckpt"
+    rundir.write_json(directory / "summary.json", {"exit_reason": "interrupted"})
+    print(f"interrupted; go on with: python train.py ckpt_path={last}" if last.is_file() else "interrupted")
+
+
+def _fit(
+    cfg: DictConfig, directory: Path, ingredients: Ingredients, run_loggers: list[Logger], started: float
+) -> Result:
+    ingredients.tokenizer.save_pretrained(directory / "tokenizer")
+    throughput, best = Throughput(log_every=cfg.trainer.log_every), save_best(directory / "checkpoints")
+    last = SaveLast(directory / "checkpoints", every_n_steps=cfg.trainer.validate_every)
+    optional = [hydra.utils.instantiate(node) for node in cfg.callbacks.values()]
+    trainer = _trainer(cfg, run_loggers, [throughput, *optional, ValidateAtEnd(), RandomState(), best, last])
+    n_steps = _n_steps(cfg, len(ingredients.train), trainer.world_size)
+    trainer.fit_loop.epoch_loop.max_steps = n_steps
+    module = LanguageModel(
+        ingredients.model,
+        optimizer=plain(cfg.optimizer),
+        n_steps=cfg.optimizer.schedule_steps or n_steps,
+        characters_per_token=ingredients.validation.characters_per_token,
+    )
+    data = TextData(
+        ingredients.train,
+        ingredients.validation,
+        batch_size=cfg.data.batch_size,
+        validation_batch_size=cfg.data.validation_batch_size,
+        n_batches=n_steps * cfg.trainer.accumulate,
+        seed=ingredients.data_seed,
+        validation_blocks=cfg.trainer.validation_blocks,
+    )
+    if cfg.ckpt_path is None:
+        trainer.validate(module, data, verbose=False)  # every curve starts from the pretrained model
+    try:
+        trainer.fit(module, data, ckpt_path=cfg.ckpt_path)
+    except SystemExit:  # what Lightning makes of a KeyboardInterrupt
+        raise KeyboardInterrupt from None
+    _export_best(module, best, directory, ingredients.tokenizer)
+    summary = _summary(cfg, directory, trainer, throughput, module, time.perf_counter() - started)
+    rundir.write_json(directory / "summary.json", summary)
+    return Result(directory, summary, module)
+
+
+def _trainer(cfg: DictConfig, run_loggers: list[Logger], callbacks: list[Callback]) -> Trainer:
+    options = cfg.trainer
+    try:
+        trainer = Trainer(
+            logger=run_loggers,
+            callbacks=callbacks,
+            max_epochs=-1,  # one long stream of batches; its length is set when the number of blocks is known
+            accumulate_grad_batches=options.accumulate,
+            gradient_clip_val=options.clip,
+            precision="32-true" if options.precision == "32" else options.precision,
+            val_check_interval=options.validate_every * options.accumulate,
+            check_val_every_n_epoch=None,
+            log_every_n_steps=options.log_every,
+            num_sanity_val_steps=0,
+            accelerator=options.accelerator,
+            devices=plain(options.devices),
+            strategy=options.strategy,
+            deterministic=options.deterministic,
+            enable_progress_bar=any(isinstance(callback, ProgressBar) for callback in callbacks),
+            enable_model_summary=False,
+            use_distributed_sampler=False,  # the stream of batches knows its rank
+        )
+    except (MisconfigurationException, ValueError, RuntimeError) as error:
+        chosen = f"trainer.accelerator={options.accelerator} devices={options.devices} strategy={options.strategy}"
+        raise ConfigError(f"{chosen} precision={options.precision}: {str(error).splitlines()[0]}") from error
+    if options.precision == "16-mixed" and trainer.strategy.root_device.type != "cuda":
+        raise ConfigError("trainer.precision=16-mixed: needs a GPU; bf16-mixed and 32 run anywhere")
+    return trainer
+
+
+def _n_steps(cfg: DictConfig, n_blocks: int, world_size: int) -> int:
+    """Optimizer steps of the run: as asked, or as many as the passes over the training blocks take."""
+    if cfg.trainer.max_steps is not None:
+        return cfg.trainer.max_steps
+    return math.ceil(cfg.trainer.max_epochs * n_blocks / (cfg.data.batch_size * cfg.trainer.accumulate * world_size))
+
+
+class ValidateAtEnd(Callback):
+    """Lightning validates every so many batches; the last step is validated too."""
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        if trainer.global_step >= trainer.max_steps:
+            trainer.should_stop = True
+
+
+def _export_best(
+    module: LanguageModel, best: ModelCheckpoint, directory: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    if module.trainer.is_global_zero:
+        model = backbone.load(best.best_model_path) if best.best_model_path else module.backbone
+        backbone.save(model, directory / "model", tokenizer)
+
+
+def _summary(
+    cfg: DictConfig, directory: Path, trainer: Trainer, throughput: Throughput, module: LanguageModel, seconds: float
+) -> dict[str, Any]:
+    validations = validation_rows(directory / "metrics.csv")
+    before, after = validations[0], validations[-1]
+    best = min(validations[1:] or validations, key=lambda row: row["val/loss"])
+    return {
+        "name": cfg.name,
+        "exit_reason": "completed",
+        **{key: after[key] for key in after if key != "step"},
+        "before": before,
+        "after": after,
+        "best": best,
+        "steps": trainer.global_step,
+        "tokens": throughput.tokens,
+        "tokens_per_second": round(throughput.tokens_per_second, 1),
+        "seconds": round(seconds, 1),
+        "parameters": sum(p.numel() for p in module.backbone.parameters()),
+        "normalizer": plain(cfg.normalizer),
+        "T": cfg.T,
+        "context_length": cfg.context_length,
+    }
+
+
+def validation_rows(metrics_csv: Path) -> list[dict[str, float]]:
+    """The validations of a run, in order, from its metrics.csv."""
+    with metrics_csv.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("val/loss")]
+    keys = ("step", "val/loss", "val/perplexity", "val/bits_per_character")
+    return [{key: float(row[key]) for key in keys} for row in rows]

@@ -1,0 +1,89 @@
+"""What the tests share: tiny models, the composed configuration, and runs of train.py in-process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["WANDB_SILENT"] = "true"
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from attnlimits import backbone, config
+
+PROJECT = Path(__file__).resolve().parents[1]
+WORDS = (
+    "the old prince looked at the window and said nothing of the war , while snow fell on the road to the town".split()
+)
+
+
+@pytest.fixture(autouse=True)
+def _private_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or fills the user's caches."""
+    monkeypatch.setenv("ATTNLIMITS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "wandb-cache"))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "wandb-config"))
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "wandb-data"))
+
+
+@pytest.fixture
+def compose_train() -> Callable[[Sequence[str]], DictConfig]:
+    """``compose_train(["T=0.05"])``: conf/train.yaml with overrides, as train.py sees it."""
+
+    def composed(overrides: Sequence[str] = ()) -> DictConfig:
+        config.register()
+        with initialize_config_dir(str(PROJECT / "conf"), version_base="1.3"):
+            return compose("train", overrides=list(overrides))
+
+    return composed
+
+
+def random_words(n_words: int, seed: int = 0) -> str:
+    """Text with some structure: a tiny model learns from it within a few steps."""
+    picks = torch.randint(len(WORDS), (n_words,), generator=torch.Generator().manual_seed(seed))
+    return " ".join(WORDS[i] for i in picks.tolist()) + "\n"
+
+
+@pytest.fixture(scope="session")
+def novel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "novel.txt"
+    path.write_text(random_words(6000), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GPT-2 of two layers with its own tokenizer, as a Hugging Face directory."""
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    tokenizer = backbone.train_tokenizer([random_words(2000)], vocab_size=300, n_positions=64)
+    torch.manual_seed(0)
+    shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 64, "vocab_size": len(tokenizer)}
+    model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0))
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def tiny_run(tiny_model: Path, novel: Path) -> list[str]:
+    """Overrides that make train.py a matter of seconds."""
+    return [
+        f"model.path={tiny_model}",
+        "data=text",
+        f"data.path={novel}",
+        "data.batch_size=4",
+        "context_length=32",
+        "trainer.max_steps=6",
+        "trainer.validate_every=3",
+        "trainer.validation_blocks=8",
+        "trainer.log_every=1",
+        "trainer.accelerator=cpu",
+        "trainer.devices=1",
+    ]

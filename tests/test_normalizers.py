@@ -1,0 +1,145 @@
+"""Every normalizer of the registry against its declarations, and each against its definition in float64."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from attnlimits.normalizers import REGISTRY, make_normalizer
+
+NAMES = sorted(REGISTRY)
+every_normalizer = pytest.mark.parametrize("name", NAMES)
+temperatures = pytest.mark.parametrize("T", [1e-3, 0.05, 1.0, 1e3])
+
+
+def make(name: str, T: float = 1.0, **options: object) -> torch.nn.Module:
+    return make_normalizer({"name": name, **options}, T=T, n_heads=2, context_length=16).double()
+
+
+def causal(length: int) -> Tensor:
+    return torch.ones(length, length, dtype=torch.bool).tril()
+
+
+def random_logits(*shape: int, seed: int = 0, scale: float = 3.0) -> Tensor:
+    return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@every_normalizer
+@temperatures
+def test_rows_keep_what_the_normalizer_declares(name: str, T: float) -> None:
+    logits, mask = random_logits(3, 2, 9, 9), causal(9)
+    weights = make(name, T)(logits, mask)
+    assert (weights >= 0).all()
+    assert torch.equal(weights.masked_select(~mask), torch.zeros_like(weights.masked_select(~mask)))
+    if REGISTRY[name].sums_to_one:
+        torch.testing.assert_close(weights.sum(-1), torch.ones(3, 2, 9, dtype=torch.float64))
+    if REGISTRY[name].shift_invariant:
+        torch.testing.assert_close(make(name, T)(logits + 1.5, mask), weights)
+
+
+@every_normalizer
+def test_masked_row_equals_the_row_of_its_visible_keys(name: str) -> None:
+    logits = random_logits(1, 2, 1, 7)
+    mask = torch.tensor([True, False, True, True, False, True, False])
+    normalizer = make(name, T=0.3)
+    torch.testing.assert_close(normalizer(logits, mask)[..., mask], normalizer(logits[..., mask], None))
+
+
+@every_normalizer
+def test_fully_masked_row_gives_zero_and_gradient_zero(name: str) -> None:
+    logits = random_logits(1, 2, 2, 4).requires_grad_()
+    mask = torch.tensor([[True, True, False, False], [False, False, False, False]])
+    weights = make(name)(logits, mask)
+    assert torch.equal(weights[..., 1, :], torch.zeros_like(weights[..., 1, :]))
+    (weights * torch.arange(4.0)).sum().backward()
+    assert torch.equal(logits.grad[..., 1, :], torch.zeros_like(logits.grad[..., 1, :]))
+    assert torch.isfinite(logits.grad).all()
+
+
+@every_normalizer
+@pytest.mark.parametrize("mask", [None, causal(5)], ids=["full", "causal"])
+def test_gradients_are_those_of_finite_differences(name: str, mask: Tensor | None) -> None:
+    normalizer = make(name, T=0.7)
+    logits = random_logits(1, 2, 5, 5, scale=0.7).requires_grad_()
+    assert torch.autograd.gradcheck(lambda z, *_: normalizer(z, mask), (logits, *normalizer.parameters()))
+
+
+@every_normalizer
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("outlier", [0.0, 40.0, -1e4])
+def test_half_precision_rows_still_sum_to_one(name: str, dtype: torch.dtype, outlier: float) -> None:
+    logits = torch.full((1, 2, 1, 4096), -20.0, dtype=dtype)
+    logits[..., 0] = outlier
+    weights = make_normalizer({"name": name}, T=1.0, n_heads=2, context_length=4096)(logits)
+    assert weights.dtype == dtype
+    assert torch.isfinite(weights).all()
+    assert (weights.double().sum(-1) - 1).abs().max() < 1e-3 * (1 if dtype == torch.float32 else 4)
+
+
+def naive_sparsemax(row: list[float]) -> list[float]:
+    """The definition, by enumeration: the one support whose threshold keeps exactly its own keys."""
+    for size in range(1, len(row) + 1):
+        for support in itertools.combinations(range(len(row)), size):
+            tau = (math.fsum(row[i] for i in support) - 1) / size
+            inside = all(row[i] > tau for i in support)
+            if inside and all(row[i] <= tau for i in range(len(row)) if i not in support):
+                return [max(z - tau, 0.0) for z in row]
+    raise AssertionError("no support")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=6))
+def test_sparsemax_is_the_projection_on_the_simplex(row: list[float]) -> None:
+    weights = make("sparsemax")(torch.tensor(row, dtype=torch.float64).expand(2, 1, -1))
+    assert weights[0, 0].tolist() == pytest.approx(naive_sparsemax(row), abs=1e-9)
+
+
+@pytest.mark.parametrize("family", ["normal", "tiny normal", "constant", "linear", "two clusters"])
+def test_sparsemax_of_long_rows_agrees_with_sorting(family: str) -> None:
+    n = 1024
+    rows = {
+        "normal": random_logits(4, n, scale=1.0),
+        "tiny normal": random_logits(4, n, scale=0.1),
+        "constant": torch.zeros(4, n, dtype=torch.float64),
+        "linear": torch.linspace(-1, 1, n, dtype=torch.float64).expand(4, n),
+        "two clusters": random_logits(4, n, scale=1e-3) + (torch.arange(n) % 2),
+    }[family]
+    torch.testing.assert_close(make("sparsemax")(rows[None]), sorted_sparsemax(rows)[None], atol=1e-12, rtol=0)
+    single = make("sparsemax").float()(rows[None].float())
+    torch.testing.assert_close(single.double(), sorted_sparsemax(rows)[None], atol=1e-6, rtol=0)
+
+
+def sorted_sparsemax(rows: Tensor) -> Tensor:
+    """Martins & Astudillo 2016, algorithm 1."""
+    descending = rows.sort(-1, descending=True).values
+    sums = descending.cumsum(-1)
+    ranks = torch.arange(1, rows.shape[-1] + 1, dtype=rows.dtype)
+    size = (1 + ranks * descending > sums).sum(-1, keepdim=True)
+    tau = (sums.gather(-1, size - 1) - 1) / size
+    return (rows - tau).clamp(min=0)
+
+
+def test_ssmax_multiplies_by_s_log_of_the_visible_keys() -> None:
+    """cases.md: [1, 0] of a padded row of four, s = 0.43; the padded length would give .6448."""
+    mask = torch.tensor([True, True, False, False])
+    weights = make("ssmax", s=0.43)(torch.tensor([1.0, 0, 0, 0], dtype=torch.float64).expand(2, 1, 4), mask)
+    assert weights[0, 0].tolist() == pytest.approx([0.573967, 0.426033, 0, 0], abs=1e-6)
+
+
+def test_ssmax_starts_with_an_average_factor_of_one() -> None:
+    normalizer = make_normalizer({"name": "ssmax"}, T=1.0, n_heads=3, context_length=1024)
+    factors = normalizer.row_scale(torch.arange(1, 1025)[None])
+    torch.testing.assert_close(factors.mean(-1), torch.ones(3), atol=1e-5, rtol=0)
+
+
+@every_normalizer
+@pytest.mark.parametrize("T", [0.0, -1.0, math.inf, math.nan])
+def test_temperature_must_be_positive_and_finite(name: str, T: float) -> None:
+    with pytest.raises(ValueError, match="T="):
+        make(name, T)

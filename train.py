@@ -22,7 +22,7 @@ def run(cfg: DictConfig, directory: Path) -> Any:
     return train(cfg, directory, overrides=cli.overrides()).summary["val/loss"]
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="train")
+@hydra.main(version_base="1.3", config_path=str(config.PROJECT / "conf"), config_name="train")
 def main(cfg: DictConfig) -> Any:
     return cli.job(run, cfg)
 

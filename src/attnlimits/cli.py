@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from .config import PROJECT, ConfigError, TrainConfig
+from .config import PROJECT, ConfigError, closest, known_keys
 
 MISTAKE = 2
 
@@ -83,12 +81,12 @@ def _unknown_option(text: str) -> str | None:
         return None
     group, option = match.groups()
     available = sorted(path.stem for path in (PROJECT / "conf" / group).glob("*.yaml"))
-    return f"{group}={option}: unknown option{_closest(option, available)}; there are {', '.join(available)}"
+    return f"{group}={option}: unknown option{closest(option, available)}; there are {', '.join(available)}"
 
 
 def _unknown_group(text: str) -> str | None:
     match = re.search(r"Could not override '([^']+)'\.\s+No match in the defaults list", text)
-    return match and f"{match[1]}: unknown key{_closest(match[1], known_keys())}"
+    return match and f"{match[1]}: unknown key{closest(match[1], known_keys())}"
 
 
 def _wrong_type(text: str) -> str | None:
@@ -113,31 +111,4 @@ def _unknown_key(text: str) -> str | None:
     match = re.search(r"full_key: (\S+)", text) or re.search(r"Could not override '([^']+)'", text)
     if not match or not re.search(r"not in struct|not in '", text):
         return None
-    return f"{match[1]}: unknown key{_closest(match[1], known_keys())}"
-
-
-def _closest(word: str, candidates: list[str]) -> str:
-    """', did you mean ...?': by the whole word, else by the last part of a dotted key."""
-    close = difflib.get_close_matches(word, candidates, n=1, cutoff=0.6)
-    if not close:
-        last = {key.rsplit(".", 1)[-1]: key for key in candidates}
-        close = [last[m] for m in difflib.get_close_matches(word.rsplit(".", 1)[-1], list(last), n=1, cutoff=0.6)]
-    return f", did you mean {close[0]}?" if close else ""
-
-
-def known_keys() -> list[str]:
-    """Every key of the schema, dotted, and the groups of conf/."""
-    groups = [path.name for path in (PROJECT / "conf").iterdir() if path.is_dir()]
-    return sorted({*_dotted(TrainConfig), *groups})
-
-
-def _dotted(schema: Any, prefix: str = "") -> Iterator[str]:
-    from typing import get_type_hints
-
-    hints = get_type_hints(schema)
-    for item in fields(schema):
-        key = f"{prefix}{item.name}"
-        yield key
-        for kind in (hints[item.name], *get_args(hints[item.name])):
-            if is_dataclass(kind):
-                yield from _dotted(kind, f"{key}.")
+    return f"{match[1]}: unknown key{closest(match[1], known_keys())}"

@@ -6,12 +6,13 @@ error. Nothing in this module imports torch: ``python train.py --help`` must ans
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
@@ -132,20 +133,55 @@ def run_directory(ckpt_path: str | None, fresh: str) -> str:
     return fresh
 
 
+def closest(word: str, candidates: Sequence[str]) -> str:
+    """``, did you mean ...?``, or nothing: by the whole word, else by the last part of a dotted key."""
+    close = difflib.get_close_matches(word, candidates, n=1, cutoff=0.75)
+    if not close:
+        last = {key.rsplit(".", 1)[-1]: key for key in candidates}
+        close = [last[m] for m in difflib.get_close_matches(word.rsplit(".", 1)[-1], list(last), n=1, cutoff=0.6)]
+    return f", did you mean {close[0]}?" if close else ""
+
+
+def known_keys() -> list[str]:
+    """Every key of the schema, dotted, and the groups of conf/."""
+    groups = [path.name for path in (PROJECT / "conf").iterdir() if path.is_dir()]
+    return sorted({*_dotted(TrainConfig), *groups})
+
+
+def _dotted(schema: Any, prefix: str = "") -> Iterator[str]:
+    hints = get_type_hints(schema)
+    for item in fields(schema):
+        key = f"{prefix}{item.name}"
+        yield key
+        for kind in (hints[item.name], *get_args(hints[item.name])):
+            if is_dataclass(kind):
+                yield from _dotted(kind, f"{key}.")
+
+
 def check(cfg: DictConfig) -> None:
     """All checks that need no weight and no text.
 
     Raises:
         ConfigError: the first thing that is wrong.
     """
+    _check_known(cfg)
     _check_missing(cfg)
     _check_numbers(cfg)
     _check_choices(cfg)
     _check_data(cfg)
     _check_normalizer(cfg)
     _check_context_length(cfg)
-    if cfg.ckpt_path is not None and not Path(cfg.ckpt_path).is_file():
-        raise ConfigError(f"ckpt_path={cfg.ckpt_path}: no such file; give a checkpoints/last.ckpt of a run, or null")
+
+
+def _check_known(cfg: DictConfig, prefix: str = "") -> None:
+    """Hydra lets ``+new=1`` past the schema; what is not in it would change nothing."""
+    known = set(known_keys())
+    for key in map(str, cfg):
+        dotted = f"{prefix}{key}"
+        if dotted not in known:
+            raise ConfigError(f"{dotted}: unknown key{closest(dotted, sorted(known))}")
+        if dotted not in ("normalizer", "callbacks") and OmegaConf.is_dict(cfg._get_node(key)) and cfg[key] is not None:
+            _check_known(cfg[key], f"{dotted}.")
 
 
 def _check_missing(cfg: DictConfig) -> None:

@@ -108,6 +108,8 @@ def _wandb(cfg: DictConfig, directory: Path) -> WandbLogger:
         config=plain(cfg),
         settings=wandb.Settings(silent=True, console="off"),
     )
+    # Lightning hands on a setting that W&B has dropped and warns of at every start.
+    logger._wandb_init.pop("anonymous", None)
     if is_first_process():
         try:
             _ = logger.experiment

@@ -21,8 +21,10 @@ def resumed_config(ckpt_path: str, overrides: Sequence[str]) -> DictConfig:
     """The config.yaml of the checkpoint's run, with the overrides of this command line.
 
     Raises:
-        ConfigError: the run has no config.yaml, or an override would make it another run.
+        ConfigError: no such checkpoint, a run without config.yaml, or an override would make it another run.
     """
+    if not Path(ckpt_path).is_file():
+        raise ConfigError(f"ckpt_path={ckpt_path}: no such file; give a checkpoints/last.ckpt of a run, or null")
     saved = Path(ckpt_path).resolve().parents[1] / "config.yaml"
     if not saved.is_file():
         raise ConfigError(f"ckpt_path={ckpt_path}: {saved} is missing; a run resumes from its own run directory")

@@ -70,15 +70,15 @@ def train(cfg: DictConfig, directory: Path, overrides: Sequence[str] = ()) -> Re
         ConfigError: the user's mistake, before anything is written.
         SystemExit: 130, the run was interrupted and its last.ckpt written.
     """
-    check(cfg)
     if cfg.ckpt_path is not None:
         cfg = resumed_config(cfg.ckpt_path, overrides)
-        check(cfg)
+    check(cfg)
     _quiet()
+    world_size = _probe_hardware(cfg)
     started = time.perf_counter()
     ingredients = _prepare(cfg)
     with _open_run(cfg, directory) as run_loggers:
-        result = _fit(cfg, directory, ingredients, run_loggers, started)
+        result = _fit(cfg, directory, ingredients, run_loggers, world_size, started)
     print_report(result.directory, result.summary)
     return result
 
@@ -153,15 +153,20 @@ def _say_interrupted(directory: Path) -> None:
 
 
 def _fit(
-    cfg: DictConfig, directory: Path, ingredients: Ingredients, run_loggers: list[Logger], started: float
+    cfg: DictConfig,
+    directory: Path,
+    ingredients: Ingredients,
+    run_loggers: list[Logger],
+    world_size: int,
+    started: float,
 ) -> Result:
     ingredients.tokenizer.save_pretrained(directory / "tokenizer")
     throughput, best = Throughput(log_every=cfg.trainer.log_every), save_best(directory / "checkpoints")
     last = SaveLast(directory / "checkpoints", every_n_steps=cfg.trainer.validate_every)
     optional = [hydra.utils.instantiate(node) for node in cfg.callbacks.values()]
-    trainer = _trainer(cfg, run_loggers, [throughput, *optional, ValidateAtEnd(), RandomState(), best, last])
-    n_steps = _n_steps(cfg, len(ingredients.train), trainer.world_size)
-    trainer.fit_loop.epoch_loop.max_steps = n_steps
+    n_steps = _n_steps(cfg, len(ingredients.train), world_size)
+    callbacks = [throughput, *optional, ValidateAtEnd(), RandomState(), best, last]
+    trainer = _trainer(cfg, n_steps, run_loggers, callbacks)
     module = LanguageModel(
         ingredients.model,
         optimizer=plain(cfg.optimizer),
@@ -189,34 +194,47 @@ def _fit(
     return Result(directory, summary, module)
 
 
-def _trainer(cfg: DictConfig, run_loggers: list[Logger], callbacks: list[Callback]) -> Trainer:
+def _hardware(cfg: DictConfig) -> dict[str, Any]:
     options = cfg.trainer
+    return {
+        "accelerator": options.accelerator,
+        "devices": plain(options.devices),
+        "strategy": options.strategy,
+        "precision": "32-true" if options.precision == "32" else options.precision,
+    }
+
+
+def _probe_hardware(cfg: DictConfig) -> int:
+    """How many processes will train, before anything is loaded; refuses what this machine does not have."""
+    chosen = ", ".join(f"trainer.{key}={value}" for key, value in _hardware(cfg).items())
     try:
-        trainer = Trainer(
-            logger=run_loggers,
-            callbacks=callbacks,
-            max_epochs=-1,  # one long stream of batches; its length is set when the number of blocks is known
-            accumulate_grad_batches=options.accumulate,
-            gradient_clip_val=options.clip,
-            precision="32-true" if options.precision == "32" else options.precision,
-            val_check_interval=options.validate_every * options.accumulate,
-            check_val_every_n_epoch=None,
-            log_every_n_steps=options.log_every,
-            num_sanity_val_steps=0,
-            accelerator=options.accelerator,
-            devices=plain(options.devices),
-            strategy=options.strategy,
-            deterministic=options.deterministic,
-            enable_progress_bar=any(isinstance(callback, ProgressBar) for callback in callbacks),
-            enable_model_summary=False,
-            use_distributed_sampler=False,  # the stream of batches knows its rank
-        )
+        trainer = Trainer(**_hardware(cfg), logger=False, enable_checkpointing=False, enable_progress_bar=False)
     except (MisconfigurationException, ValueError, RuntimeError) as error:
-        chosen = f"trainer.accelerator={options.accelerator} devices={options.devices} strategy={options.strategy}"
-        raise ConfigError(f"{chosen} precision={options.precision}: {str(error).splitlines()[0]}") from error
-    if options.precision == "16-mixed" and trainer.strategy.root_device.type != "cuda":
+        raise ConfigError(f"{chosen}: {str(error).splitlines()[0]}") from error
+    if cfg.trainer.precision == "16-mixed" and trainer.strategy.root_device.type != "cuda":
         raise ConfigError("trainer.precision=16-mixed: needs a GPU; bf16-mixed and 32 run anywhere")
-    return trainer
+    return trainer.world_size
+
+
+def _trainer(cfg: DictConfig, n_steps: int, run_loggers: list[Logger], callbacks: list[Callback]) -> Trainer:
+    options = cfg.trainer
+    return Trainer(
+        **_hardware(cfg),
+        logger=run_loggers,
+        callbacks=callbacks,
+        max_steps=n_steps,
+        max_epochs=-1,  # the batches are one long stream
+        accumulate_grad_batches=options.accumulate,
+        gradient_clip_val=options.clip,
+        val_check_interval=options.validate_every * options.accumulate,
+        check_val_every_n_epoch=None,
+        log_every_n_steps=options.log_every,
+        num_sanity_val_steps=0,
+        deterministic=options.deterministic,
+        enable_progress_bar=any(isinstance(callback, ProgressBar) for callback in callbacks),
+        enable_model_summary=False,
+        use_distributed_sampler=False,  # the stream of batches knows its rank
+    )
 
 
 def _n_steps(cfg: DictConfig, n_blocks: int, world_size: int) -> int:

@@ -6,6 +6,8 @@ import csv
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,7 @@ def test_run_directory_holds_what_the_readme_promises(run: Callable, capsys: pyt
     assert summary["exit_reason"] == "completed"
     assert summary["steps"] == 20
     assert summary["tokens"] == 20 * 4 * 32
+    assert len(summary["text"]["train_sha256"]) == 64
     assert summary["val/loss"] == summary["after"]["val/loss"] < summary["before"]["val/loss"]
     printed = capsys.readouterr().out
     for part in ("before", "after", "perplexity", "tokens/s", "checkpoints/last.ckpt", "step 20/20"):
@@ -154,10 +157,11 @@ class StopAt(Callback):
     """Ctrl-C in the middle of an optimizer step."""
 
     def __init__(self, *, step: int, number: int = signal.SIGINT) -> None:
-        self.step, self.number = step, number
+        self.step, self.number, self.done = step, number, False
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if trainer.global_step == self.step:
+        if trainer.global_step == self.step and not self.done:
+            self.done = True
             os.kill(os.getpid(), self.number)
 
 
@@ -202,20 +206,25 @@ def test_five_and_five_steps_equal_ten_bit_for_bit(run: Callable, options: tuple
     assert column(straight, "train/loss") == column(resumed, "train/loss")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize(
+    ("number", "accumulate", "step", "saved"),
+    [(signal.SIGINT, 1, 4, 5), (signal.SIGTERM, 1, 4, 5), (signal.SIGINT, 2, 4, 5), (signal.SIGINT, 1, 3, 3)],
+    ids=["Ctrl-C", "SIGTERM", "while accumulating", "just saved"],
+)
 def test_interrupted_run_keeps_its_step_and_resumes_bit_for_bit(
-    run: Callable, number: int, capsys: pytest.CaptureFixture
+    run: Callable, number: int, accumulate: int, step: int, saved: int, capsys: pytest.CaptureFixture
 ) -> None:
-    straight = run("trainer.max_steps=6", directory="straight").directory
-    stop = f"+callbacks.stop={{_target_:test_training.StopAt,step:3,number:{int(number)}}}"
+    every = f"trainer.accumulate={accumulate}"
+    straight = run("trainer.max_steps=6", every, directory="straight").directory
+    stop = f"+callbacks.stop={{_target_:test_training.StopAt,step:{step},number:{int(number)}}}"
     with pytest.raises(SystemExit) as exit_:
-        run("trainer.max_steps=6", stop, directory="stopped")
+        run("trainer.max_steps=6", every, stop, directory="stopped")
     assert exit_.value.code == 130
     stopped = straight.parent / "stopped"
     assert json.loads((stopped / "summary.json").read_text())["exit_reason"] == "interrupted"
-    assert final_state(stopped)["global_step"] == 4
+    assert final_state(stopped)["global_step"] == saved
     assert f"ckpt_path={stopped}/checkpoints/last.ckpt" in capsys.readouterr().out
-    run(f"ckpt_path={stopped}/checkpoints/last.ckpt", "callbacks.stop.step=-1", directory="stopped")
+    run(f"ckpt_path={stopped}/checkpoints/last.ckpt", "+callbacks.stop.step=-1", directory="stopped")
     assert_same_training_state(straight, stopped)
     assert column(straight, "train/loss") == column(stopped, "train/loss")
     assert column(straight, "val/loss") == column(stopped, "val/loss")
@@ -262,6 +271,22 @@ def test_offline_record_holds_config_and_history(run: Callable) -> None:
         logged = {str(int(row["trainer/global_step"])): row[key] for row in record.history if key in row}
         written = {str(step): float(text) for step, text in column(directory, key).items()}
         assert logged == pytest.approx(written), key
+
+
+def test_offline_record_syncs_to_a_server(run: Callable, tmp_path: Path) -> None:
+    fresh_wandb()
+    directory = run("logger=wandb").directory
+    (record,) = read_runs(directory / "wandb")
+    (offline,) = (directory / "wandb").glob("offline-run-*")
+    with WandbServer() as server:
+        environment = {**os.environ, **server.environment()}
+        command = [sys.executable, "-m", "wandb", "sync", str(offline)]
+        subprocess.run(command, env=environment, cwd=tmp_path, check=True, timeout=120, capture_output=True)
+    assert server.problems == []
+    uploaded = server.runs[record.run_id]
+    assert uploaded["history"] == record.history
+    assert uploaded["config"] == record.config
+    assert (uploaded["name"], uploaded["exit_code"]) == ("softmax-T1.0-L32", 0)
 
 
 class Fail(Callback):

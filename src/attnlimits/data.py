@@ -43,6 +43,12 @@ class Text:
     train: str
     validation: str
 
+    def fingerprint(self) -> dict[str, Any]:
+        """Hashes and lengths, to tell in a run's record which text it was."""
+        parts = {"train": self.train, "validation": self.validation}
+        hashes = {f"{k}_sha256": hashlib.sha256(part.encode("utf-8")).hexdigest() for k, part in parts.items()}
+        return hashes | {f"{k}_characters": len(part) for k, part in parts.items()}
+
 
 def read_text(cfg: DictConfig) -> Text:
     """The text that ``cfg`` (conf/data) names, cut into a training and a validation part.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric.loggers.csv_logs import _ExperimentWriter
+from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
@@ -62,6 +63,7 @@ class MetricsFile(CSVLogger):
         return str(self.save_dir)
 
     @property
+    @rank_zero_experiment
     def experiment(self) -> Any:
         if self._experiment is None:
             self._experiment = _MetricsWriter(self.log_dir, self._keep_until)

@@ -56,6 +56,7 @@ class Ingredients:
     train: Blocks
     validation: Blocks
     data_seed: int
+    fingerprint: dict[str, Any]
 
 
 def train(cfg: DictConfig, directory: Path, overrides: Sequence[str] = ()) -> Result:
@@ -79,7 +80,8 @@ def train(cfg: DictConfig, directory: Path, overrides: Sequence[str] = ()) -> Re
     ingredients = _prepare(cfg)
     with _open_run(cfg, directory) as run_loggers:
         result = _fit(cfg, directory, ingredients, run_loggers, world_size, started)
-    print_report(result.directory, result.summary)
+    if loggers.is_first_process():
+        print_report(result.directory, result.summary)
     return result
 
 
@@ -112,7 +114,7 @@ def _prepare(cfg: DictConfig) -> Ingredients:
         for part, split in ((text.train, "training"), (text.validation, "validation"))
     )
     data_seed = random.getrandbits(31) if cfg.seed is None else cfg.seed
-    return Ingredients(model, tokenizer, train, validation, data_seed)
+    return Ingredients(model, tokenizer, train, validation, data_seed, text.fingerprint())
 
 
 @contextmanager
@@ -189,8 +191,9 @@ def _fit(
     except SystemExit:  # what Lightning makes of a KeyboardInterrupt
         raise KeyboardInterrupt from None
     _export_best(module, best, directory, ingredients.tokenizer)
-    summary = _summary(cfg, directory, trainer, throughput, module, time.perf_counter() - started)
-    rundir.write_json(directory / "summary.json", summary)
+    summary = _summary(cfg, directory, ingredients, trainer, throughput, time.perf_counter() - started)
+    if trainer.is_global_zero:
+        rundir.write_json(directory / "summary.json", summary)
     return Result(directory, summary, module)
 
 
@@ -261,7 +264,12 @@ def _export_best(
 
 
 def _summary(
-    cfg: DictConfig, directory: Path, trainer: Trainer, throughput: Throughput, module: LanguageModel, seconds: float
+    cfg: DictConfig,
+    directory: Path,
+    ingredients: Ingredients,
+    trainer: Trainer,
+    throughput: Throughput,
+    seconds: float,
 ) -> dict[str, Any]:
     validations = validation_rows(directory / "metrics.csv")
     before, after = validations[0], validations[-1]
@@ -277,10 +285,11 @@ def _summary(
         "tokens": throughput.tokens,
         "tokens_per_second": round(throughput.tokens_per_second, 1),
         "seconds": round(seconds, 1),
-        "parameters": sum(p.numel() for p in module.backbone.parameters()),
+        "parameters": sum(p.numel() for p in ingredients.model.parameters()),
         "normalizer": plain(cfg.normalizer),
         "T": cfg.T,
         "context_length": cfg.context_length,
+        "text": ingredients.fingerprint,
     }
 
 

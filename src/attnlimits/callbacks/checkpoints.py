@@ -59,7 +59,18 @@ class SaveLast(Callback):
             return
         if self._interrupted or step % self.every_n_steps == 0:
             self._save(trainer)
-        if self._interrupted:
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._stop_if_saved(trainer)
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._stop_if_saved(trainer)
+
+    def _stop_if_saved(self, trainer: Trainer) -> None:
+        """Not at the end of the batch already: the metrics of the step are logged after that hook."""
+        if self._interrupted and self._saved_step == trainer.global_step:
             raise KeyboardInterrupt
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

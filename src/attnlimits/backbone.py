@@ -9,6 +9,7 @@ under plain softmax.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -62,7 +63,10 @@ def _load_directory(path: Path) -> PreTrainedModel:
 
 
 def _load_checkpoint(path: Path) -> PreTrainedModel:
-    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{path}: not a checkpoint, or a damaged one") from error
     if BACKBONE_CONFIG not in checkpoint:
         raise ValueError(f"{path}: not a checkpoint of train.py")
     declared = checkpoint[BACKBONE_CONFIG]

@@ -239,6 +239,8 @@ def _check_data(cfg: DictConfig) -> None:
         value = OmegaConf.select(cfg, key)
         good = value is None or isinstance(value, str) or _is_list_of_str(value)
         _require(cfg, key, good, "a string or a list of strings")
+    if cfg.data.kind == "python_reference" and cfg.data.path is not None:
+        raise ConfigError(f"data.path={cfg.data.path}: python_reference is a text of its own; use data=text")
     if cfg.data.kind == "text" and not cfg.data.path:
         raise ConfigError(f"data.path={cfg.data.path}: data=text needs a file, a glob, a folder or a list of them")
 

@@ -268,10 +268,10 @@ class BatchStream:
         return self._cached_order
 
     def state_dict(self) -> dict[str, Any]:
-        return {"next_batch": self.next_batch}
+        return {"next_batch": self.next_batch, "seed": self.seed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.next_batch = state["next_batch"]
+        self.next_batch, self.seed = state["next_batch"], state["seed"]
 
 
 class FixedBatches:

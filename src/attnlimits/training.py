@@ -18,6 +18,7 @@ from typing import Any
 
 import hydra
 import torch
+from hydra.errors import InstantiationException
 from lightning import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.callbacks.progress import ProgressBar
@@ -76,10 +77,12 @@ def train(cfg: DictConfig, directory: Path, overrides: Sequence[str] = ()) -> Re
     check(cfg)
     _quiet()
     world_size = _probe_hardware(cfg)
+    callbacks = _optional_callbacks(cfg)
     started = time.perf_counter()
     ingredients = _prepare(cfg)
     with _open_run(cfg, directory) as run_loggers:
-        result = _fit(cfg, directory, ingredients, run_loggers, world_size, started)
+        n_steps = _n_steps(cfg, len(ingredients.train), world_size)
+        result = _fit(cfg, directory, ingredients, n_steps, run_loggers, callbacks, started)
     if loggers.is_first_process():
         print_report(result.directory, result.summary)
     return result
@@ -104,7 +107,10 @@ def _prepare(cfg: DictConfig) -> Ingredients:
         seed_everything(cfg.seed, workers=True, verbose=False)
     text = read_text(cfg.data)
     if cfg.ckpt_path is not None:
-        model = backbone.fit_out(backbone.load(cfg.ckpt_path), cfg)
+        try:
+            model = backbone.fit_out(backbone.load(cfg.ckpt_path), cfg)
+        except ValueError as error:
+            raise ConfigError(f"ckpt_path={error}") from error
         tokenizer = backbone.load_tokenizer(Path(cfg.ckpt_path).resolve().parents[1] / "tokenizer")
     else:
         model, tokenizer = backbone.build(cfg, corpus=[text.train])
@@ -158,17 +164,31 @@ def _fit(
     cfg: DictConfig,
     directory: Path,
     ingredients: Ingredients,
+    n_steps: int,
     run_loggers: list[Logger],
-    world_size: int,
+    callbacks: list[Callback],
     started: float,
 ) -> Result:
     ingredients.tokenizer.save_pretrained(directory / "tokenizer")
     throughput, best = Throughput(log_every=cfg.trainer.log_every), save_best(directory / "checkpoints")
     last = SaveLast(directory / "checkpoints", every_n_steps=cfg.trainer.validate_every)
-    optional = [hydra.utils.instantiate(node) for node in cfg.callbacks.values()]
-    n_steps = _n_steps(cfg, len(ingredients.train), world_size)
-    callbacks = [throughput, *optional, ValidateAtEnd(), RandomState(), best, last]
-    trainer = _trainer(cfg, n_steps, run_loggers, callbacks)
+    always = [ValidateAtEnd(), RandomState(), best, last]
+    trainer = _trainer(cfg, n_steps, run_loggers, [throughput, *callbacks, *always])
+    module, data = _module_and_data(cfg, ingredients, n_steps)
+    if cfg.ckpt_path is None:
+        trainer.validate(module, data, verbose=False)  # every curve starts from the pretrained model
+    try:
+        trainer.fit(module, data, ckpt_path=cfg.ckpt_path)
+    except SystemExit:  # what Lightning makes of a KeyboardInterrupt
+        raise KeyboardInterrupt from None
+    _export_best(module, best, directory, ingredients.tokenizer)
+    summary = _summary(cfg, directory, ingredients, trainer, throughput, time.perf_counter() - started)
+    if trainer.is_global_zero:
+        rundir.write_json(directory / "summary.json", summary)
+    return Result(directory, summary, module)
+
+
+def _module_and_data(cfg: DictConfig, ingredients: Ingredients, n_steps: int) -> tuple[LanguageModel, TextData]:
     module = LanguageModel(
         ingredients.model,
         optimizer=plain(cfg.optimizer),
@@ -184,17 +204,19 @@ def _fit(
         seed=ingredients.data_seed,
         validation_blocks=cfg.trainer.validation_blocks,
     )
-    if cfg.ckpt_path is None:
-        trainer.validate(module, data, verbose=False)  # every curve starts from the pretrained model
-    try:
-        trainer.fit(module, data, ckpt_path=cfg.ckpt_path)
-    except SystemExit:  # what Lightning makes of a KeyboardInterrupt
-        raise KeyboardInterrupt from None
-    _export_best(module, best, directory, ingredients.tokenizer)
-    summary = _summary(cfg, directory, ingredients, trainer, throughput, time.perf_counter() - started)
-    if trainer.is_global_zero:
-        rundir.write_json(directory / "summary.json", summary)
-    return Result(directory, summary, module)
+    return module, data
+
+
+def _optional_callbacks(cfg: DictConfig) -> list[Callback]:
+    """The callbacks of conf/callbacks, one of each."""
+    made = []
+    for name, node in cfg.callbacks.items():
+        try:
+            made.append(hydra.utils.instantiate(node))
+        except InstantiationException as error:
+            reason = str(error.__cause__ or error).splitlines()[0]
+            raise ConfigError(f"callbacks.{name}={plain(node)}: {reason}") from error
+    return made
 
 
 def _hardware(cfg: DictConfig) -> dict[str, Any]:

@@ -104,3 +104,15 @@ def test_default_run_lowers_perplexity_by_a_fifth(here: Path, monkeypatch: pytes
     directory = run_train(["trainer.max_steps=40", "trainer.validation_blocks=16", "logger=csv"], monkeypatch)
     rows = validation_rows(directory / "metrics.csv")
     assert rows[-1]["val/perplexity"] < 0.8 * rows[0]["val/perplexity"]
+
+
+def test_several_runs_each_get_their_own_directory(
+    here: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = localised([f"model.path={tiny_model}", "logger=csv"], tiny_model)
+    monkeypatch.setattr(sys, "argv", ["train.py", "-m", "normalizer=softmax,sparsemax", "T=0.5,1", *options])
+    cli.launch(train_script.main)
+    configs = [OmegaConf.load(path) for path in sorted(Path("outputs").glob("*/*/*/config.yaml"))]
+    assert [(cfg.normalizer.name, cfg.T) for cfg in configs] == [
+        *(("softmax", 0.5), ("softmax", 1.0), ("sparsemax", 0.5), ("sparsemax", 1.0))
+    ]

@@ -20,11 +20,11 @@ def print_report(directory: Path, summary: dict[str, Any]) -> None:
         row = summary[name]
         numbers = (f"{row['val/loss']:.4f}", f"{row['val/perplexity']:.2f}", f"{row['val/bits_per_character']:.3f}")
         table.add_row(name, f"{row['step']:.0f}", *numbers)
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, highlight=False)
     console.print(table)
-    console.print(f"run directory  {shown}", highlight=False)
+    console.print(f"run directory  {shown}")
     console.print(f'load           python -c "from attnlimits.backbone import load; load({str(shown / "model")!r})"')
     console.print(f"go on          python train.py ckpt_path={shown}/checkpoints/last.ckpt trainer.max_steps=...")
     offline = sorted((directory / "wandb").glob("offline-run-*"))
     if offline:
-        console.print(f"send to W&B    wandb sync {shown / 'wandb' / offline[-1].name}", highlight=False)
+        console.print(f"send to W&B    wandb sync {shown / 'wandb' / offline[-1].name}")

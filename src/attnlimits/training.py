@@ -96,6 +96,7 @@ def _quiet() -> None:
     transformers_logging.disable_progress_bar()
     warnings.filterwarnings("ignore", message=".*(isinstance\\(treespec|LeafSpec).*")
     warnings.filterwarnings("ignore", message=".*srun.*")
+    warnings.filterwarnings("ignore", message=".*sync_dist=True.*")  # what is logged is reduced already
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("WANDB_SILENT", "true")
 

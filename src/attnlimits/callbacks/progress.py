@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks.progress import ProgressBar
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from torch import Tensor
 
@@ -43,7 +43,6 @@ class Progress(ProgressBar):
                 MofNCompleteColumn(),
                 BarColumn(),
                 TextColumn("{task.description}"),
-                TimeElapsedColumn(),
                 TextColumn("left"),
                 TimeRemainingColumn(),
             )

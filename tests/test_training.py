@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -236,12 +237,9 @@ def test_resume_needs_neither_the_models_source_nor_a_tokenizer_elsewhere(
     run: Callable, tiny_model: Path, tmp_path: Path
 ) -> None:
     copy = tmp_path / "moved"
-    copy.mkdir()
-    for file in tiny_model.iterdir():
-        (copy / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(tiny_model, copy)
     half = run(f"model.path={copy}", "trainer.max_steps=2").directory
-    (copy / "model.safetensors").unlink()
-    (copy / "tokenizer.json").unlink()
+    shutil.rmtree(copy)
     assert run(f"ckpt_path={half}/checkpoints/last.ckpt", "trainer.max_steps=3").summary["steps"] == 3
 
 

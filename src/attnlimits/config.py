@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -170,7 +170,8 @@ def check(cfg: DictConfig) -> None:
     _check_choices(cfg)
     _check_data(cfg)
     _check_normalizer(cfg)
-    _check_context_length(cfg)
+    if cfg.ckpt_path is None:  # a resumed run keeps its model, whose source may be gone
+        _check_model(cfg)
 
 
 def _check_known(cfg: DictConfig, prefix: str = "") -> None:
@@ -194,30 +195,36 @@ def _require(cfg: DictConfig, key: str, good: bool, allowed: str) -> None:
         raise ConfigError(f"{key}={OmegaConf.select(cfg, key)}: must be {allowed}")
 
 
+def _positive(value: Any) -> bool:
+    return math.isfinite(value) and value > 0
+
+
+def _not_negative(value: Any) -> bool:
+    return math.isfinite(value) and value >= 0
+
+
+def _null_or(good: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or good(value)
+
+
+# What a number may be: keys, test, how an error says it.
+NUMBERS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (("T", "optimizer.lr", "data.batch_size", "data.validation_batch_size"), _positive, "finite and > 0"),
+    (("trainer.accumulate", "trainer.validate_every", "trainer.log_every"), _positive, "> 0"),
+    (("trainer.max_steps", "trainer.max_epochs", "optimizer.schedule_steps"), _null_or(_positive), "> 0, or null"),
+    (("trainer.clip", "trainer.validation_blocks"), _null_or(_positive), "finite and > 0, or null"),
+    (("optimizer.weight_decay", "optimizer.warmup_steps"), _not_negative, "finite and >= 0"),
+    (("optimizer.final_lr_fraction", "model.dropout"), _null_or(lambda v: 0 <= v <= 1), "between 0 and 1"),
+    (("data.validation_fraction",), lambda v: 0 < v < 1, "above 0 and below 1"),
+    (("optimizer.betas",), lambda v: len(v) == 2 and all(0 <= beta < 1 for beta in v), "two numbers in [0, 1)"),
+    (("seed",), _null_or(lambda v: 0 <= v < 2**32), "between 0 and 4294967295, or null (unseeded)"),
+)
+
+
 def _check_numbers(cfg: DictConfig) -> None:
-    positive_or_null = ("trainer.max_steps", "trainer.max_epochs", "trainer.clip", "trainer.validation_blocks")
-    positive = (
-        *("T", "data.batch_size", "data.validation_batch_size", "optimizer.lr"),
-        *("trainer.accumulate", "trainer.validate_every", "trainer.log_every"),
-    )
-    for key in positive:
-        value = OmegaConf.select(cfg, key)
-        _require(cfg, key, math.isfinite(value) and value > 0, "finite and > 0")
-    for key in positive_or_null:
-        value = OmegaConf.select(cfg, key)
-        _require(cfg, key, value is None or (math.isfinite(value) and value > 0), "finite and > 0, or null")
-    fractions = ("optimizer.final_lr_fraction", "model.dropout")
-    for key in fractions:
-        value = OmegaConf.select(cfg, key)
-        _require(cfg, key, value is None or 0 <= value <= 1, "between 0 and 1")
-    fraction = cfg.data.validation_fraction
-    _require(cfg, "data.validation_fraction", 0 < fraction < 1, "above 0 and below 1")
-    for key in ("optimizer.weight_decay", "optimizer.warmup_steps"):
-        value = OmegaConf.select(cfg, key)
-        _require(cfg, key, math.isfinite(value) and value >= 0, "finite and >= 0")
-    betas = cfg.optimizer.betas
-    _require(cfg, "optimizer.betas", len(betas) == 2 and all(0 <= b < 1 for b in betas), "two numbers in [0, 1)")
-    _require(cfg, "seed", cfg.seed is None or 0 <= cfg.seed < 2**32, "between 0 and 4294967295, or null (unseeded)")
+    for keys, good, allowed in NUMBERS:
+        for key in keys:
+            _require(cfg, key, good(OmegaConf.select(cfg, key)), allowed)
     steps, epochs = cfg.trainer.max_steps, cfg.trainer.max_epochs
     if (steps is None) == (epochs is None):
         raise ConfigError(f"trainer.max_steps={steps} trainer.max_epochs={epochs}: set exactly one of the two")
@@ -282,9 +289,15 @@ def _listing(options: Sequence[str] | dict[str, Any]) -> str:
     return ("only " + ", ".join(sorted(options))) if options else "no options"
 
 
-def _check_context_length(cfg: DictConfig) -> None:
-    if (cfg.model.path is None) == (cfg.model.scratch is None):
+def _check_model(cfg: DictConfig) -> None:
+    scratch = cfg.model.scratch
+    if (cfg.model.path is None) == (scratch is None):
         raise ConfigError(f"model.path={cfg.model.path}: give a directory or a hub name, or model.scratch, not both")
+    if scratch is not None:
+        for key in ("n_layer", "n_head", "n_embd", "n_positions"):
+            _require(cfg, f"model.scratch.{key}", scratch[key] > 0, "> 0")
+        _require(cfg, "model.scratch.n_embd", scratch.n_embd % scratch.n_head == 0, f"a multiple of {scratch.n_head}")
+        _require(cfg, "model.scratch.vocab_size", scratch.vocab_size > 256, "above 256, the bytes")
     positions = model_positions(cfg.model)
     allowed = f"between 2 and {positions}, the positions of {cfg.model.path or 'the model'}"
     _require(cfg, "context_length", 2 <= cfg.context_length <= positions, allowed)
@@ -303,7 +316,10 @@ def _declared(path: str) -> dict[str, Any]:
     if local.is_dir():
         if not (local / "config.json").is_file():
             raise ConfigError(f"model.path={path}: the folder holds no config.json")
-        return json.loads((local / "config.json").read_text(encoding="utf-8"))
+        try:
+            return json.loads((local / "config.json").read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ConfigError(f"model.path={path}: its config.json is not JSON ({error})") from error
     if local.is_absolute() or path.startswith("."):
         raise ConfigError(f"model.path={path}: no such folder")
     from transformers import PretrainedConfig

@@ -137,7 +137,9 @@ def test_gradient_of_a_position_reaches_only_its_past(plain: PreTrainedModel, na
     embedded = torch.randn(1, 10, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).requires_grad_()
     model(inputs_embeds=embedded).logits[0, 4].sum().backward()
     reached = embedded.grad[0].abs().sum(-1)
-    assert (reached[:5] > 0).all()
+    assert reached[4] > 0
+    if name == "softmax":  # others may give a past key no weight
+        assert (reached[:5] > 0).all()
     assert torch.equal(reached[5:], torch.zeros(5, dtype=torch.float64))
 
 
@@ -166,7 +168,8 @@ def test_weights_come_when_asked_and_fused_equals_explicit(plain: PreTrainedMode
     for weights in asked.attentions:
         assert weights.shape == (3, 4, LENGTH, LENGTH)
         assert torch.equal(weights.triu(1), torch.zeros_like(weights))
-        torch.testing.assert_close(weights.sum(-1), torch.ones(3, 4, LENGTH, dtype=torch.float64))
+        if REGISTRY[name].sums_to_one:
+            torch.testing.assert_close(weights.sum(-1), torch.ones(3, 4, LENGTH, dtype=torch.float64))
     assert model(tokens).attentions is None
 
 
@@ -200,7 +203,7 @@ def test_autocast_normalizes_in_float32(plain: PreTrainedModel, tokens: Tensor, 
     model = with_normalizer(plain, name).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         asked = model(tokens, output_attentions=True)
-    for weights in asked.attentions:
+    for weights in asked.attentions if REGISTRY[name].sums_to_one else ():
         assert (weights.double().sum(-1) - 1).abs().max() < 0.02  # the sum of bf16 numbers, each rounded once
 
 

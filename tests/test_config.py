@@ -93,6 +93,8 @@ MISTAKES = {
     ("+normalizer.T=0.3",): ("normalizer.T=0.3", "top-level T"),
     ("normalizer=ssmax", "normalizer.s=big"): ("normalizer.s=big", "float | null"),
     ("normalizer=ssmax", "+normalizer.bias=1"): ("normalizer.bias=1", "learnable, s"),
+    ("normalizer=top_k", "normalizer.k=0"): ("normalizer.k=0", "at least 1"),
+    ("normalizer=log_length", "normalizer.variant=cubic"): ("normalizer.variant=cubic", "yarn"),
     ("callbacks.progress.every=3",): ("callbacks.progress.every", "unknown key"),
     ("+callbacks.progress.every=3",): ("callbacks.progress", "every"),
     ("+callbacks.mine={_target_:nowhere.Mine}",): ("callbacks.mine", "nowhere"),

@@ -257,7 +257,7 @@ def _is_list_of_str(value: Any) -> bool:
 
 
 def _check_normalizer(cfg: DictConfig) -> None:
-    from .normalizers import REGISTRY, normalizer_options
+    from .normalizers import REGISTRY, make_normalizer, normalizer_options
 
     spec = cfg.normalizer
     name = spec.get("name")
@@ -272,6 +272,10 @@ def _check_normalizer(cfg: DictConfig) -> None:
         if key not in options:
             raise ConfigError(f"normalizer.{key}={value}: {name} has {_listing(options)}")
         _check_option(name, str(key), value, str(options[str(key)].annotation))
+    try:
+        make_normalizer(plain(spec), T=cfg.T, n_heads=1, context_length=2)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _check_option(name: str, key: str, value: Any, annotation: str) -> None:

@@ -1,0 +1,32 @@
+"""Elastic softmax: softmax less a learned share of the uniform weight."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .base import Normalizer, masked_softmax, visible_keys
+
+
+class Elastic(Normalizer, name="elastic"):
+    """``p_i = relu(softmax(z/T)_i + tau / n)``, n = visible keys of the row, tau one learned scalar a head.
+
+    Source: Lazy Attention 2026, arXiv 2601.00919. With tau = -1 a key must beat the uniform weight to count at all, so
+    rows of noise give exact zeros and need no sink. The rest is not renormalised; it vanishes as softmax does.
+
+    Args:
+        tau: initial value of every head; 0 is softmax, the paper starts at -1.
+    """
+
+    sums_to_one = False
+    shift_invariant = True
+
+    def __init__(self, *, tau: float = -1.0, T: float = 1.0, n_heads: int = 1, context_length: int = 1024) -> None:
+        super().__init__(T=T, n_heads=n_heads, context_length=context_length)
+        self.tau_H = nn.Parameter(torch.full((n_heads,), tau))
+
+    def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
+        n = visible_keys(logits, mask).clamp(min=1).to(logits.dtype)
+        offset = self.tau_H.to(logits.dtype)[:, None] / n
+        weights = torch.relu(masked_softmax(logits, mask) + offset[..., None])
+        return weights if mask is None else weights.masked_fill(~mask, 0.0)

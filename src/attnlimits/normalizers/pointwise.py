@@ -1,0 +1,41 @@
+"""Normalizers without competition: every weight depends on its own logit and on how many keys the row sees."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .base import Normalizer, visible_keys
+
+
+class Sigmoid(Normalizer, name="sigmoid"):
+    """``p_i = sigmoid(z_i/T - ln n)``, n = visible keys of the row.
+
+    Source: Ramapuram et al. 2024, arXiv 2409.04431, there with the constant -ln L; per row it is the causal analogue.
+    At zero logits a row sums to n/(n+1). No key takes weight from another; the Jacobian is diagonal, norm at most
+    1/(4T). A key of fixed logit vanishes as e^z/n, as under softmax.
+    """
+
+    sums_to_one = False
+    shift_invariant = False
+
+    def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
+        n = visible_keys(logits, mask).clamp(min=1).to(logits.dtype)
+        weights = torch.sigmoid(logits - n.log()[..., None])
+        return weights if mask is None else weights.masked_fill(~mask, 0.0)
+
+
+class ReLU(Normalizer, name="relu"):
+    """``p_i = max(z_i/T, 0) / n``, n = visible keys of the row.
+
+    Source: Wortsman et al. 2023, arXiv 2309.08586, there with the constant L. Exact zeros, a free row sum, and weights
+    that vanish as exactly 1/n. A row of negative logits gives 0, and no gradient.
+    """
+
+    sums_to_one = False
+    shift_invariant = False
+
+    def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
+        n = visible_keys(logits, mask).clamp(min=1).to(logits.dtype)
+        weights = torch.relu(logits) / n[..., None]
+        return weights if mask is None else weights.masked_fill(~mask, 0.0)

@@ -1,0 +1,51 @@
+"""Softmax that may attend to nothing: a constant, or one learned logit a head, in the denominator."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .base import Normalizer
+
+
+class Softmax1(Normalizer, name="softmax1"):
+    """``p_i = exp(z_i/T) / (1 + sum_j exp(z_j/T))``: softmax over one more key of logit 0, whose value is 0.
+
+    Source: Miller 2023, "Attention is off by one". Lets a head abstain, which softmax buys with a sink token. Vanishes
+    as softmax does; the Jacobian norm stays below 1/(2T). A checkpoint trained with softmax starts away from it.
+    """
+
+    sums_to_one = False
+    shift_invariant = False
+
+    def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
+        return softmax_with_sink(logits, logits.new_zeros(()), mask)
+
+
+class Sink(Normalizer, name="sink"):
+    """``p_i = exp(z_i/T) / (exp(sigma) + sum_j exp(z_j/T))``, sigma one learned logit a head.
+
+    Source: gpt-oss 2025 (learned sinks). As softmax1, with the size of the sink learned.
+
+    Args:
+        sigma: initial value; -10 is softmax to within exp(-10) of the denominator at zero logits.
+    """
+
+    sums_to_one = False
+    shift_invariant = False
+
+    def __init__(self, *, sigma: float = -10.0, T: float = 1.0, n_heads: int = 1, context_length: int = 1024) -> None:
+        super().__init__(T=T, n_heads=n_heads, context_length=context_length)
+        self.sigma_H = nn.Parameter(torch.full((n_heads,), sigma))
+
+    def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
+        return softmax_with_sink(logits, self.sigma_H.to(logits.dtype)[:, None, None], mask)
+
+
+def softmax_with_sink(logits: Tensor, sink: Tensor, mask: Tensor | None) -> Tensor:
+    """Softmax over the visible keys and one more of logit ``sink`` (broadcast to (..., Q, 1)), without that one."""
+    if mask is not None:
+        logits = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
+    with_sink = torch.cat([logits, sink.expand(*logits.shape[:-1], 1)], dim=-1)
+    weights = torch.softmax(with_sink, dim=-1)[..., :-1]
+    return weights if mask is None else weights.masked_fill(~mask, 0.0)

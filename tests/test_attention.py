@@ -168,7 +168,7 @@ def test_weights_come_when_asked_and_fused_equals_explicit(plain: PreTrainedMode
     for weights in asked.attentions:
         assert weights.shape == (3, 4, LENGTH, LENGTH)
         assert torch.equal(weights.triu(1), torch.zeros_like(weights))
-        if REGISTRY[name].sums_to_one:
+        if REGISTRY[name].properties.row_sum == "one":
             torch.testing.assert_close(weights.sum(-1), torch.ones(3, 4, LENGTH, dtype=torch.float64))
     assert model(tokens).attentions is None
 
@@ -203,7 +203,7 @@ def test_autocast_normalizes_in_float32(plain: PreTrainedModel, tokens: Tensor, 
     model = with_normalizer(plain, name).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         asked = model(tokens, output_attentions=True)
-    for weights in asked.attentions if REGISTRY[name].sums_to_one else ():
+    for weights in asked.attentions if REGISTRY[name].properties.row_sum == "one" else ():
         assert (weights.double().sum(-1) - 1).abs().max() < 0.02  # the sum of bf16 numbers, each rounded once
 
 

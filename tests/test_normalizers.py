@@ -7,11 +7,13 @@ import math
 
 import pytest
 import torch
+from conftest import PROJECT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from attnlimits.normalizers import REGISTRY, make_normalizer
+from attnlimits.normalizers.__main__ import markdown
 
 NAMES = sorted(REGISTRY)
 every_normalizer = pytest.mark.parametrize("name", NAMES)
@@ -37,9 +39,9 @@ def test_rows_keep_what_the_normalizer_declares(name: str, T: float) -> None:
     weights = make(name, T)(logits, mask)
     assert (weights >= 0).all()
     assert torch.equal(weights.masked_select(~mask), torch.zeros_like(weights.masked_select(~mask)))
-    if REGISTRY[name].sums_to_one:
+    if REGISTRY[name].properties.row_sum == "one":
         torch.testing.assert_close(weights.sum(-1), torch.ones(3, 2, 9, dtype=torch.float64))
-    if REGISTRY[name].shift_invariant:
+    if REGISTRY[name].properties.shift_invariant:
         torch.testing.assert_close(make(name, T)(logits + 1.5, mask), weights)
 
 
@@ -81,7 +83,7 @@ def test_half_precision_rows_still_sum_to_one(name: str, dtype: torch.dtype, out
     weights = make_normalizer({"name": name}, T=1.0, n_heads=2, context_length=4096)(logits)
     assert weights.dtype == dtype
     assert torch.isfinite(weights).all()
-    if REGISTRY[name].sums_to_one:
+    if REGISTRY[name].properties.row_sum == "one":
         assert (weights.double().sum(-1) - 1).abs().max() < 1e-3 * (1 if dtype == torch.float32 else 4)
 
 
@@ -187,3 +189,41 @@ def test_ssmax_starts_with_an_average_factor_of_one() -> None:
 def test_temperature_must_be_positive_and_finite(name: str, T: float) -> None:
     with pytest.raises(ValueError, match="T="):
         make(name, T)
+
+
+@every_normalizer
+def test_declared_row_sum_and_zeros(name: str) -> None:
+    weights, mask = make(name)(random_logits(4, 2, 9, 9, scale=4.0), causal(9)), causal(9)
+    if REGISTRY[name].properties.row_sum == "at most one":
+        assert (weights.sum(-1) <= 1 + 1e-12).all()
+    has_zeros = (weights.masked_select(mask) == 0).any().item()
+    if not REGISTRY[name].properties.sparse and name != "sa_softmax":  # which zeroes its row's minimum alone
+        assert not has_zeros
+    if REGISTRY[name].properties.sparse:
+        if name == "top_k":
+            weights = make(name, k=2)(random_logits(4, 2, 9, 9), mask)
+        assert (weights.masked_select(mask) == 0).any()
+
+
+CONSTANT_BOUNDS = {"1/2": 0.5, "1": 1.0, "1/4": 0.25, "1/n": 1 / 7}
+BOUNDED = [name for name in NAMES if REGISTRY[name].properties.jacobian_bound in CONSTANT_BOUNDS]
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+@pytest.mark.parametrize("T", [0.1, 1.0])
+def test_declared_jacobian_bound_holds_and_is_approached(name: str, T: float) -> None:
+    normalizer = make(name, T)
+    bound = CONSTANT_BOUNDS[REGISTRY[name].properties.jacobian_bound] / T
+    rows = [random_logits(1, 7, seed=seed, scale=s * T) for seed in range(30) for s in (0.1, 1.0, 4.0)]
+    tie = torch.tensor([[0.0, 0, -9, -9, -9, -9, -9]], dtype=torch.float64) * T
+    norms = []
+    for row in [*rows, tie]:
+        two_heads = row.expand(2, 1, 7)
+        jacobian = torch.autograd.functional.jacobian(lambda z: normalizer(z)[0, 0], two_heads)[:, 0, 0]
+        norms.append(torch.linalg.matrix_norm(jacobian, 2).item())
+    assert max(norms) <= bound * (1 + 1e-9)
+    assert max(norms) > 0.5 * bound
+
+
+def test_docs_are_what_the_registry_says() -> None:
+    assert (PROJECT / "docs" / "normalizers.md").read_text(encoding="utf-8") == markdown()

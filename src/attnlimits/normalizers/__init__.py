@@ -15,6 +15,8 @@ from typing import Any
 from .base import REGISTRY, Normalizer
 
 for _module in pkgutil.iter_modules(__path__):
+    if _module.name == "__main__":
+        continue
     importlib.import_module(f"{__name__}.{_module.name}")
 
 __all__ = ["REGISTRY", "Normalizer", "make_normalizer", "normalizer_options"]

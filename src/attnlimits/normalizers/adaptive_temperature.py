@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import Normalizer, masked_softmax
+from .base import Normalizer, Properties, masked_softmax
 
 # beta(H), H in nats, highest power first: the polynomial of the source.
 COEFFICIENTS = (-0.037, 0.481, -2.3, 4.917, -1.791)
@@ -20,8 +20,15 @@ class AdaptiveTemperature(Normalizer, name="adaptive_temperature"):
     where vanishing is worst.
     """
 
-    sums_to_one = True
-    shift_invariant = True
+    properties = Properties(
+        formula="softmax(beta(H) z)",
+        source="Velickovic et al. 2024, arXiv 2410.01104",
+        row_sum="one",
+        shift_invariant=True,
+        sparse=False,
+        length_aware=False,
+        jacobian_bound="not known",
+    )
 
     def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
         plain = masked_softmax(logits, mask)

@@ -3,10 +3,35 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Properties:
+    """What a normalizer declares of itself, at T = 1; tests hold it to that, and docs/normalizers.md is made of it.
+
+    Attributes:
+        formula: of one weight, z the row's logits over T.
+        source: where it was proposed.
+        row_sum: of a row with a visible key: "one", "at most one" or "free".
+        shift_invariant: adding a constant to the visible logits changes nothing.
+        sparse: visible keys may get exactly 0.
+        length_aware: the map depends on how many keys the row sees.
+        jacobian_bound: of the largest singular value of dp/dz, as a formula; "none" where it is unbounded.
+    """
+
+    formula: str
+    source: str
+    row_sum: Literal["one", "at most one", "free"]
+    shift_invariant: bool
+    sparse: bool
+    length_aware: bool
+    jacobian_bound: str
+
 
 REGISTRY: dict[str, type[Normalizer]] = {}
 
@@ -23,15 +48,13 @@ class Normalizer(nn.Module, abc.ABC):
         context_length: longest training row, for initial values that depend on it.
 
     Attributes:
-        sums_to_one: a row with a visible key sums to 1.
-        shift_invariant: adding a constant to the visible logits changes nothing.
+        properties: what the normalizer declares of itself.
         rescales_rows: the map is softmax of rows multiplied by :meth:`row_scale`, so that
             scaled_dot_product_attention can compute it without an explicit Q x K tensor.
     """
 
     name: ClassVar[str]
-    sums_to_one: ClassVar[bool]
-    shift_invariant: ClassVar[bool]
+    properties: ClassVar[Properties]
     rescales_rows: ClassVar[bool] = False
 
     def __init_subclass__(cls, *, name: str, **kwargs: Any) -> None:

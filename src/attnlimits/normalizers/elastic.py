@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .base import Normalizer, masked_softmax, visible_keys
+from .base import Normalizer, Properties, masked_softmax, visible_keys
 
 
 class Elastic(Normalizer, name="elastic"):
@@ -18,8 +18,15 @@ class Elastic(Normalizer, name="elastic"):
         tau: initial value of every head; 0 is softmax, the paper starts at -1.
     """
 
-    sums_to_one = False
-    shift_invariant = True
+    properties = Properties(
+        formula="relu(softmax(z)_i + tau/n)",
+        source="Lazy Attention 2026, arXiv 2601.00919",
+        row_sum="free",
+        shift_invariant=True,
+        sparse=True,
+        length_aware=True,
+        jacobian_bound="1/2",
+    )
 
     def __init__(self, *, tau: float = -1.0, T: float = 1.0, n_heads: int = 1, context_length: int = 1024) -> None:
         super().__init__(T=T, n_heads=n_heads, context_length=context_length)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .base import Normalizer, masked_softmax
+from .base import Normalizer, Properties, masked_softmax
 
 
 class Entmax(Normalizer, name="entmax"):
@@ -23,8 +23,15 @@ class Entmax(Normalizer, name="entmax"):
         learnable: train it, one a head, as 1 + sigmoid(a); then it must start strictly between 1 and 2.
     """
 
-    sums_to_one = True
-    shift_invariant = True
+    properties = Properties(
+        formula="((alpha - 1) z_i - tau)_+^(1/(alpha - 1))",
+        source="Peters et al. 2019, arXiv 1905.05702; Correia et al. 2019, arXiv 1909.00015",
+        row_sum="one",
+        shift_invariant=True,
+        sparse=True,
+        length_aware=False,
+        jacobian_bound="1",
+    )
 
     def __init__(
         self,
@@ -54,8 +61,15 @@ class Entmax15(Normalizer, name="entmax15"):
     Source: Peters, Niculae & Martins 2019, arXiv 1905.05702. Keys more than 2T below the largest get exactly 0.
     """
 
-    sums_to_one = True
-    shift_invariant = True
+    properties = Properties(
+        formula="(z_i/2 - tau)_+^2",
+        source="Peters et al. 2019, arXiv 1905.05702",
+        row_sum="one",
+        shift_invariant=True,
+        sparse=True,
+        length_aware=False,
+        jacobian_bound="1",
+    )
 
     def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
         return entmax(logits, 1.5, mask)

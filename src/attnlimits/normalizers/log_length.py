@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from .base import Normalizer, masked_softmax, visible_keys
+from .base import Normalizer, Properties, masked_softmax, visible_keys
 
 VARIANTS = ("log", "yarn", "critical")
 
@@ -32,8 +32,15 @@ class LogLength(Normalizer, name="log_length"):
         gamma: of critical; the theory's threshold is 1 / (1 - rho) for tokens of pairwise cosine rho.
     """
 
-    sums_to_one = True
-    shift_invariant = True
+    properties = Properties(
+        formula="softmax(f(n) z)",
+        source="Su 2021; Peng et al. 2023, arXiv 2309.00071; Chen et al. 2025, arXiv 2510.05554",
+        row_sum="one",
+        shift_invariant=True,
+        sparse=False,
+        length_aware=True,
+        jacobian_bound="f(n) / 2",
+    )
     rescales_rows = True
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import Normalizer, visible_keys
+from .base import Normalizer, Properties, visible_keys
 
 
 class Sigmoid(Normalizer, name="sigmoid"):
@@ -16,8 +16,15 @@ class Sigmoid(Normalizer, name="sigmoid"):
     1/(4T). A key of fixed logit vanishes as e^z/n, as under softmax.
     """
 
-    sums_to_one = False
-    shift_invariant = False
+    properties = Properties(
+        formula="sigmoid(z_i - ln n)",
+        source="Ramapuram et al. 2024, arXiv 2409.04431",
+        row_sum="free",
+        shift_invariant=False,
+        sparse=False,
+        length_aware=True,
+        jacobian_bound="1/4",
+    )
 
     def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
         n = visible_keys(logits, mask).clamp(min=1).to(logits.dtype)
@@ -32,8 +39,15 @@ class ReLU(Normalizer, name="relu"):
     that vanish as exactly 1/n. A row of negative logits gives 0, and no gradient.
     """
 
-    sums_to_one = False
-    shift_invariant = False
+    properties = Properties(
+        formula="relu(z_i) / n",
+        source="Wortsman et al. 2023, arXiv 2309.08586",
+        row_sum="free",
+        shift_invariant=False,
+        sparse=True,
+        length_aware=True,
+        jacobian_bound="1/n",
+    )
 
     def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
         n = visible_keys(logits, mask).clamp(min=1).to(logits.dtype)

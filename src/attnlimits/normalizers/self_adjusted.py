@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import Normalizer, masked_softmax
+from .base import Normalizer, Properties, masked_softmax
 
 
 class SASoftmax(Normalizer, name="sa_softmax"):
@@ -25,8 +25,15 @@ class SASoftmax(Normalizer, name="sa_softmax"):
     and has no Jacobian bound. Where max = min (2) or M = m (3), w is 1. A single key of negative logit gets 0 under 3.
     """
 
-    sums_to_one = False
-    shift_invariant = False
+    properties = Properties(
+        formula="w(z_i) softmax(z)_i",
+        source="Zheng et al. 2025, arXiv 2502.18277",
+        row_sum="free",
+        shift_invariant=False,
+        sparse=False,
+        length_aware=False,
+        jacobian_bound="none",
+    )
 
     def __init__(self, *, variant: int = 3, T: float = 1.0, n_heads: int = 1, context_length: int = 1024) -> None:
         super().__init__(T=T, n_heads=n_heads, context_length=context_length)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .base import Normalizer
+from .base import Normalizer, Properties
 
 
 class Softmax1(Normalizer, name="softmax1"):
@@ -15,8 +15,15 @@ class Softmax1(Normalizer, name="softmax1"):
     as softmax does; the Jacobian norm stays below 1/(2T). A checkpoint trained with softmax starts away from it.
     """
 
-    sums_to_one = False
-    shift_invariant = False
+    properties = Properties(
+        formula="exp(z_i) / (1 + sum_j exp(z_j))",
+        source="Miller 2023",
+        row_sum="at most one",
+        shift_invariant=False,
+        sparse=False,
+        length_aware=False,
+        jacobian_bound="1/2",
+    )
 
     def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
         return softmax_with_sink(logits, logits.new_zeros(()), mask)
@@ -31,8 +38,15 @@ class Sink(Normalizer, name="sink"):
         sigma: initial value; -10 is softmax to within exp(-10) of the denominator at zero logits.
     """
 
-    sums_to_one = False
-    shift_invariant = False
+    properties = Properties(
+        formula="exp(z_i) / (exp(sigma) + sum_j exp(z_j))",
+        source="gpt-oss 2025",
+        row_sum="at most one",
+        shift_invariant=False,
+        sparse=False,
+        length_aware=False,
+        jacobian_bound="1/2",
+    )
 
     def __init__(self, *, sigma: float = -10.0, T: float = 1.0, n_heads: int = 1, context_length: int = 1024) -> None:
         super().__init__(T=T, n_heads=n_heads, context_length=context_length)

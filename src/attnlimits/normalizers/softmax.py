@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .base import Normalizer, masked_softmax
+from .base import Normalizer, Properties, masked_softmax
 
 
 class Softmax(Normalizer, name="softmax"):
@@ -13,8 +13,15 @@ class Softmax(Normalizer, name="softmax"):
     The largest Jacobian norm is 1/(2T), at a two-way tie. For bounded logits every weight is O(1/n).
     """
 
-    sums_to_one = True
-    shift_invariant = True
+    properties = Properties(
+        formula="exp(z_i) / sum_j exp(z_j)",
+        source="the usual softmax",
+        row_sum="one",
+        shift_invariant=True,
+        sparse=False,
+        length_aware=False,
+        jacobian_bound="1/2",
+    )
     rescales_rows = True
 
     def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:

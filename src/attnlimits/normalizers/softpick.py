@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import Normalizer
+from .base import Normalizer, Properties
 
 
 class Softpick(Normalizer, name="softpick"):
@@ -19,8 +19,15 @@ class Softpick(Normalizer, name="softpick"):
         eps: keeps a row of zero logits finite; relative to a largest term of 1.
     """
 
-    sums_to_one = False
-    shift_invariant = False
+    properties = Properties(
+        formula="relu(exp(z_i) - 1) / sum_j |exp(z_j) - 1|",
+        source="Zuhri et al. 2025, arXiv 2504.20966",
+        row_sum="at most one",
+        shift_invariant=False,
+        sparse=True,
+        length_aware=False,
+        jacobian_bound="none",
+    )
 
     def __init__(self, *, eps: float = 1e-8, T: float = 1.0, n_heads: int = 1, context_length: int = 1024) -> None:
         super().__init__(T=T, n_heads=n_heads, context_length=context_length)

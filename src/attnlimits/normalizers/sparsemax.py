@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import Normalizer
+from .base import Normalizer, Properties
 
 
 class Sparsemax(Normalizer, name="sparsemax"):
@@ -18,8 +18,15 @@ class Sparsemax(Normalizer, name="sparsemax"):
     as the support holds two keys, whatever the length.
     """
 
-    sums_to_one = True
-    shift_invariant = True
+    properties = Properties(
+        formula="(z_i - tau)_+",
+        source="Martins & Astudillo 2016, arXiv 1602.02068",
+        row_sum="one",
+        shift_invariant=True,
+        sparse=True,
+        length_aware=False,
+        jacobian_bound="1",
+    )
 
     def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from .base import Normalizer, masked_softmax
+from .base import Normalizer, Properties, masked_softmax
 
 
 class SSA(Normalizer, name="ssa"):
@@ -21,8 +21,15 @@ class SSA(Normalizer, name="ssa"):
         learnable: train both, as log b and log m.
     """
 
-    sums_to_one = True
-    shift_invariant = False
+    properties = Properties(
+        formula="F(z_i) / sum_j F(z_j), F(z) = (1 + b|z|)^(m sgn z)",
+        source="Naim et al. 2025, arXiv 2508.14685",
+        row_sum="one",
+        shift_invariant=False,
+        sparse=False,
+        length_aware=False,
+        jacobian_bound="m b / 2",
+    )
 
     def __init__(
         self,

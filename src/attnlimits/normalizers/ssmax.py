@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .base import Normalizer, masked_softmax, visible_keys
+from .base import Normalizer, Properties, masked_softmax, visible_keys
 
 
 class SSMax(Normalizer, name="ssmax"):
@@ -20,8 +20,15 @@ class SSMax(Normalizer, name="ssmax"):
         learnable: train s.
     """
 
-    sums_to_one = True
-    shift_invariant = True
+    properties = Properties(
+        formula="softmax(s ln(n) z)",
+        source="Nakanishi 2025, arXiv 2501.19399",
+        row_sum="one",
+        shift_invariant=True,
+        sparse=False,
+        length_aware=True,
+        jacobian_bound="|s| ln(n) / 2",
+    )
     rescales_rows = True
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import Normalizer, masked_softmax
+from .base import Normalizer, Properties, masked_softmax
 
 
 class TopK(Normalizer, name="top_k"):
@@ -20,8 +20,15 @@ class TopK(Normalizer, name="top_k"):
         k: how many keys, at least 1.
     """
 
-    sums_to_one = True
-    shift_invariant = True
+    properties = Properties(
+        formula="softmax over the k largest",
+        source="common practice",
+        row_sum="one",
+        shift_invariant=True,
+        sparse=True,
+        length_aware=False,
+        jacobian_bound="1/2",
+    )
 
     def __init__(self, *, k: int = 8, T: float = 1.0, n_heads: int = 1, context_length: int = 1024) -> None:
         super().__init__(T=T, n_heads=n_heads, context_length=context_length)

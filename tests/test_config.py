@@ -95,6 +95,7 @@ MISTAKES = {
     ("normalizer=ssmax", "+normalizer.bias=1"): ("normalizer.bias=1", "learnable, s"),
     ("normalizer=top_k", "normalizer.k=0"): ("normalizer.k=0", "at least 1"),
     ("normalizer=log_length", "normalizer.variant=cubic"): ("normalizer.variant=cubic", "yarn"),
+    ("normalizer=softmax", "+normalizer._target_=nowhere.Mine"): ("normalizer._target_=nowhere.Mine", "imported"),
     ("callbacks.progress.every=3",): ("callbacks.progress.every", "unknown key"),
     ("+callbacks.progress.every=3",): ("callbacks.progress", "every"),
     ("+callbacks.mine={_target_:nowhere.Mine}",): ("callbacks.mine", "nowhere"),

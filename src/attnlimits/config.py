@@ -257,28 +257,26 @@ def _is_list_of_str(value: Any) -> bool:
 
 
 def _check_normalizer(cfg: DictConfig) -> None:
-    from .normalizers import REGISTRY, make_normalizer, normalizer_options
+    from .normalizers import NAMING, make_normalizer, normalizer_class, normalizer_options
 
-    spec = cfg.normalizer
-    name = spec.get("name")
-    if name not in REGISTRY:
-        raise ConfigError(f"normalizer.name={name}: must be one of {', '.join(sorted(REGISTRY))}")
+    spec = plain(cfg.normalizer)
     if "T" in spec:
-        raise ConfigError(f"normalizer.T={spec.get('T')}: set the top-level T instead; there is one temperature")
-    options = normalizer_options(name)
-    for key, value in spec.items():
-        if key == "name":
-            continue
-        if key not in options:
-            raise ConfigError(f"normalizer.{key}={value}: {name} has {_listing(options)}")
-        _check_option(name, str(key), value, str(options[str(key)].annotation))
+        raise ConfigError(f"normalizer.T={spec['T']}: set the top-level T instead; there is one temperature")
     try:
-        make_normalizer(plain(spec), T=cfg.T, n_heads=1, context_length=2)
+        options = normalizer_options(normalizer_class(spec))
+        for key, value in spec.items():
+            if key not in NAMING:
+                _check_option(spec["name"], key, value, options)
+        make_normalizer(spec, T=cfg.T, n_heads=1, context_length=2)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
 
-def _check_option(name: str, key: str, value: Any, annotation: str) -> None:
+def _check_option(name: str, key: str, value: Any, options: dict[str, Any]) -> None:
+    if key not in options:
+        raise ConfigError(f"normalizer.{key}={value}: {name} has {_listing(options)}")
+    declared = options[key].annotation  # a string under `from __future__ import annotations`
+    annotation = declared.__name__ if isinstance(declared, type) else str(declared)
     kinds: dict[str, tuple[type, ...]] = {"float": (int, float), "int": (int,), "bool": (bool,), "str": (str,)}
     allowed = [part.strip() for part in annotation.split("|")]
     for part in allowed:

@@ -32,7 +32,7 @@ largest singular value of dp/dz; divide by T.
 
 def row(name: str) -> tuple[str, ...]:
     properties = REGISTRY[name].properties
-    options = ", ".join(f"{key}={parameter.default}" for key, parameter in normalizer_options(name).items())
+    options = ", ".join(f"{key}={parameter.default}" for key, parameter in normalizer_options(REGISTRY[name]).items())
     yes_no = ("no", "yes")
     return (
         name,

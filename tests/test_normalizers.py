@@ -227,3 +227,27 @@ def test_declared_jacobian_bound_holds_and_is_approached(name: str, T: float) ->
 
 def test_docs_are_what_the_registry_says() -> None:
     assert (PROJECT / "docs" / "normalizers.md").read_text(encoding="utf-8") == markdown()
+
+
+@every_normalizer
+def test_compile_vmap_and_jacrev(name: str) -> None:
+    """fullgraph: nothing falls back to the interpreter; aot_eager: no compiler is needed to see it."""
+    torch.compiler.reset()  # the classes share a forward, and it counts recompilations
+    normalizer, logits, mask = make(name, T=0.7), random_logits(3, 2, 5, 5, scale=0.7), causal(5)
+    expected = normalizer(logits, mask)
+    compiled = torch.compile(normalizer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(logits, mask), expected)
+    torch.testing.assert_close(torch.vmap(normalizer, in_dims=(0, None))(logits, mask), expected)
+    first = logits[0]
+    expected_jacobian = torch.autograd.functional.jacobian(lambda z: normalizer(z, mask), first)
+    torch.testing.assert_close(torch.func.jacrev(lambda z: normalizer(z, mask))(first), expected_jacobian)
+
+
+@every_normalizer
+def test_second_derivatives_are_finite(name: str) -> None:
+    logits = random_logits(1, 2, 5, 5).requires_grad_()
+    weights = make(name)(logits, causal(5))
+    (first,) = torch.autograd.grad((weights * random_logits(5, seed=1)).sum(), logits, create_graph=True)
+    if first.requires_grad:  # piecewise linear maps have none
+        (second,) = torch.autograd.grad(first.square().sum(), logits, allow_unused=True)
+        assert second is None or torch.isfinite(second).all()

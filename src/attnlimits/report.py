@@ -25,6 +25,5 @@ def print_report(directory: Path, summary: dict[str, Any]) -> None:
     console.print(f"run directory  {shown}")
     console.print(f'load           python -c "from attnlimits.backbone import load; load({str(shown / "model")!r})"')
     console.print(f"go on          python train.py ckpt_path={shown}/checkpoints/last.ckpt trainer.max_steps=...")
-    offline = sorted((directory / "wandb").glob("offline-run-*"))
-    if offline:
-        console.print(f"send to W&B    wandb sync {shown / 'wandb' / offline[-1].name}")
+    if any((directory / "wandb").glob("offline-run-*")):
+        console.print(f"send to W&B    wandb sync {shown}/wandb/offline-run-*")

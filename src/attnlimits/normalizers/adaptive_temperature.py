@@ -32,7 +32,9 @@ class AdaptiveTemperature(Normalizer, name="adaptive_temperature"):
 
     def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
         plain = masked_softmax(logits, mask)
-        entropy = torch.special.entr(plain).sum(-1, keepdim=True)
+        # p log p is 0 at p = 0, and so are its derivatives here; those of entr are infinite.
+        inside = torch.where(plain > 0, plain, 1.0)
+        entropy = -(inside * inside.log()).sum(-1, keepdim=True)
         polynomial = torch.zeros_like(entropy)
         for coefficient in COEFFICIENTS:
             polynomial = polynomial * entropy + coefficient

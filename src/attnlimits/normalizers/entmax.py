@@ -81,44 +81,12 @@ def entmax(logits: Tensor, alpha: float | Tensor, mask: Tensor | None = None) ->
         return masked_softmax(logits, mask)
     if mask is not None:
         logits = logits.masked_fill(~mask, -torch.inf)
-    return _EntmaxFunction.apply(logits, alpha)
-
-
-class _EntmaxFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(logits: Tensor, alpha: float | Tensor) -> Tensor:
-        return solve(logits, alpha)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float | Tensor], output: Tensor) -> None:
-        alpha = inputs[1]
-        ctx.fixed_alpha = None if isinstance(alpha, Tensor) else alpha
-        ctx.save_for_backward(output, *([alpha] if isinstance(alpha, Tensor) else []))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
-        weights, *learned = ctx.saved_tensors
-        alpha = learned[0] if learned else ctx.fixed_alpha
-        support = weights > 0
-        inside = torch.where(support, weights, 1.0)  # any positive number: powers and logarithms stay finite
-        u = torch.where(support, inside ** (2 - alpha), 0.0)
-        share = u / u.sum(-1, keepdim=True).clamp(min=torch.finfo(u.dtype).tiny)
-        grad = torch.where(support, grad, 0.0)
-        grad_logits = u * grad - u * (share * grad).sum(-1, keepdim=True)
-        if not ctx.needs_input_grad[1]:
-            return grad_logits, None
-        return grad_logits, (grad * _alpha_derivative(weights, inside, share, alpha)).sum_to_size(alpha.shape)
-
-
-def _alpha_derivative(weights: Tensor, inside: Tensor, share: Tensor, alpha: Tensor) -> Tensor:
-    """dp/dalpha. Near alpha = 1 its two terms cancel, and the limit -1/2 (diag p - p p^T) (ln p)^2 takes over."""
-    a, log_p = alpha - 1, inside.log()
-    first = (weights - share) / a**2
-    second = (weights * log_p - share * (weights * log_p).sum(-1, keepdim=True)) / a
-    squared = weights * log_p**2
-    limit = -0.5 * (squared - weights * squared.sum(-1, keepdim=True))
-    # The difference is off by about eps/a^2, the limit by about a.
-    return torch.where(a < torch.finfo(weights.dtype).eps ** (1 / 3), limit, first - second)
+    solved: Tensor
+    if isinstance(alpha, Tensor):
+        solved = _EntmaxLearned.apply(logits, alpha)
+    else:
+        solved = _EntmaxFixed.apply(logits, float(alpha))
+    return solved
 
 
 def solve(logits: Tensor, alpha: float | Tensor) -> Tensor:
@@ -148,3 +116,93 @@ def _power(base: Tensor, exponent: float | Tensor) -> Tensor:
     if isinstance(exponent, float) and exponent == 1.0:
         return base
     return base**exponent
+
+
+# Operators of their own, so that torch.compile and vmap need not look into a loop whose length depends on the data.
+@torch.library.custom_op("attnlimits::entmax", mutates_args=())
+def _solve_fixed(logits: Tensor, alpha: float) -> Tensor:
+    return solve(logits, alpha)
+
+
+@torch.library.custom_op("attnlimits::entmax_learned", mutates_args=())
+def _solve_learned(logits: Tensor, alpha: Tensor) -> Tensor:
+    return solve(logits, alpha)
+
+
+@_solve_fixed.register_fake
+@_solve_learned.register_fake
+def _(logits: Tensor, alpha: float | Tensor) -> Tensor:
+    return torch.empty_like(logits)
+
+
+@_solve_fixed.register_vmap
+def _(info: Any, in_dims: tuple[int, None], logits: Tensor, alpha: float) -> tuple[Tensor, int]:
+    return _solve_fixed(logits.movedim(in_dims[0], 0), alpha), 0
+
+
+@_solve_learned.register_vmap
+def _(info: Any, in_dims: tuple[int | None, int | None], logits: Tensor, alpha: Tensor) -> tuple[Tensor, int]:
+    logits = logits.expand(info.batch_size, *logits.shape) if in_dims[0] is None else logits.movedim(in_dims[0], 0)
+    if in_dims[1] is not None:
+        alpha = alpha.movedim(in_dims[1], 0)
+        missing = logits.ndim - alpha.ndim
+        alpha = alpha.reshape(alpha.shape[0], *(1,) * missing, *alpha.shape[1:])
+    return _solve_learned(logits, alpha), 0
+
+
+class _EntmaxFixed(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(logits: Tensor, alpha: float) -> Tensor:
+        return _solve_fixed(logits, alpha)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        ctx.alpha = inputs[1]
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (weights,) = ctx.saved_tensors
+        return _grad_logits(weights, ctx.alpha, grad)[0], None
+
+
+class _EntmaxLearned(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(logits: Tensor, alpha: Tensor) -> Tensor:
+        return _solve_learned(logits, alpha)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output, inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        weights, alpha = ctx.saved_tensors
+        grad_logits, share, inside = _grad_logits(weights, alpha, grad)
+        by_alpha = torch.where(weights > 0, grad, 0.0) * _alpha_derivative(weights, inside, share, alpha)
+        return grad_logits, by_alpha.sum_to_size(alpha.shape)
+
+
+def _grad_logits(weights: Tensor, alpha: float | Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """J grad, J = diag(u) - u u^T / sum u, u = p^(2 - alpha) on the support; also u / sum u, and p with 1 off it."""
+    support = weights > 0
+    inside = torch.where(support, weights, 1.0)  # any positive number: powers and logarithms stay finite
+    u = torch.where(support, inside ** (2 - alpha), 0.0)
+    share = u / u.sum(-1, keepdim=True).clamp(min=torch.finfo(u.dtype).tiny)
+    grad = torch.where(support, grad, 0.0)
+    return u * grad - u * (share * grad).sum(-1, keepdim=True), share, inside
+
+
+def _alpha_derivative(weights: Tensor, inside: Tensor, share: Tensor, alpha: Tensor) -> Tensor:
+    """dp/dalpha. Near alpha = 1 its two terms cancel, and the limit -1/2 (diag p - p p^T) (ln p)^2 takes over."""
+    a, log_p = alpha - 1, inside.log()
+    first = (weights - share) / a**2
+    second = (weights * log_p - share * (weights * log_p).sum(-1, keepdim=True)) / a
+    squared = weights * log_p**2
+    limit = -0.5 * (squared - weights * squared.sum(-1, keepdim=True))
+    # The difference is off by about eps/a^2, the limit by about a.
+    return torch.where(a < torch.finfo(weights.dtype).eps ** (1 / 3), limit, first - second)

@@ -29,27 +29,14 @@ class Sparsemax(Normalizer, name="sparsemax"):
     )
 
     def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
-        if mask is not None:
-            logits = logits.masked_fill(~mask, -torch.inf)
-        return _SparsemaxFunction.apply(logits)
+        return sparsemax(logits, mask)
 
 
-class _SparsemaxFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(logits: Tensor) -> Tensor:
-        return project_on_simplex(logits)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(output)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (weights,) = ctx.saved_tensors
-        support = weights > 0
-        on_support = torch.where(support, grad, 0.0)
-        mean = on_support.sum(-1, keepdim=True) / support.sum(-1, keepdim=True).clamp(min=1)
-        return torch.where(support, on_support - mean, 0.0)
+def sparsemax(logits: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Sparsemax of every row; masked keys, and rows without visible keys, get 0."""
+    if mask is not None:
+        logits = logits.masked_fill(~mask, -torch.inf)
+    return _Sparsemax.apply(logits)
 
 
 def project_on_simplex(logits: Tensor) -> Tensor:
@@ -71,3 +58,39 @@ def project_on_simplex(logits: Tensor) -> Tensor:
         # Rounding must not let tau fall: the support would grow again and could alternate for ever.
         tau = torch.maximum(tau, tau + (excess.sum(-1, keepdim=True) - 1) / new_size.clamp(min=1))
         size = new_size
+
+
+# An operator of its own, so that torch.compile and vmap need not look into a loop whose length depends on the data.
+@torch.library.custom_op("attnlimits::sparsemax", mutates_args=())
+def _solve(logits: Tensor) -> Tensor:
+    return project_on_simplex(logits)
+
+
+@_solve.register_fake
+def _(logits: Tensor) -> Tensor:
+    return torch.empty_like(logits)
+
+
+@_solve.register_vmap
+def _(info: Any, in_dims: tuple[int], logits: Tensor) -> tuple[Tensor, int]:
+    return _solve(logits.movedim(in_dims[0], 0)), 0
+
+
+class _Sparsemax(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(logits: Tensor) -> Tensor:
+        return _solve(logits)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (weights,) = ctx.saved_tensors
+        support = weights > 0
+        on_support = torch.where(support, grad, 0.0)
+        mean = on_support.sum(-1, keepdim=True) / support.sum(-1, keepdim=True).clamp(min=1)
+        return torch.where(support, on_support - mean, 0.0)

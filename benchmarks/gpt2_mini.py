@@ -10,12 +10,11 @@ bits are over all characters but that token's.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import platform
 from pathlib import Path
 
 import torch
+from figures import report
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from attnlimits.config import PROJECT
@@ -46,10 +45,7 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     figures = {"gpt2_mini_bits_per_character": bits_per_character(model, tokenizer, held_out, context_length=1024)}
-    print(f"{figures['gpt2_mini_bits_per_character']:.4f} bits per character on {len(held_out):,} characters")
-    if arguments.json:
-        machine = {"platform": platform.platform(), "torch": torch.__version__}
-        arguments.json.write_text(json.dumps({"machine": machine, "figures": figures}, indent=2) + "\n")
+    report(figures, arguments.json)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ variant: the largest resident set over two steps, less what the process held bef
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import resource
 import statistics
 import subprocess
@@ -19,9 +17,9 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
+from figures import report
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
@@ -105,10 +103,6 @@ def measure(rounds: dict[int, int]) -> dict[str, float]:
     return figures
 
 
-def machine() -> dict[str, Any]:
-    return {"platform": platform.platform(), "threads": torch.get_num_threads(), "torch": torch.__version__}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="One optimizer step of GPT-2 124M: ours against sdpa.")
     parser.add_argument("--json", type=Path, help="write machine and figures to this file")
@@ -118,10 +112,7 @@ def main() -> None:
     if arguments.peak:
         return print_peak(arguments.peak[0], int(arguments.peak[1]))
     figures = measure(dict(zip((256, 1024), arguments.rounds, strict=True)))
-    for name, value in figures.items():
-        print(f"{name:34} {value:10.3f}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": machine(), "figures": figures}, indent=2) + "\n")
+    report(figures, arguments.json)
 
 
 if __name__ == "__main__":

@@ -194,7 +194,9 @@ def test_five_and_five_steps_equal_ten_bit_for_bit(run: Callable, options: tuple
     base = ("normalizer=ssmax", "model.dropout=0.1", "optimizer.schedule_steps=10", *options)
     straight = run(*base, "trainer.max_steps=10", directory="straight").directory
     half = run(*base, "trainer.max_steps=5", directory="half").directory
-    resumed = run(f"ckpt_path={half}/checkpoints/last.ckpt", "trainer.max_steps=10", directory="half").directory
+    result = run(f"ckpt_path={half}/checkpoints/last.ckpt", "trainer.max_steps=10", directory="half")
+    resumed = result.directory
+    assert result.summary["tokens"] == json.loads((straight / "summary.json").read_text())["tokens"]
     assert_same_training_state(straight, resumed)
     assert column(straight, "train/loss") == column(resumed, "train/loss")
     assert list(column(resumed, "train/loss")) == list(range(1, 11))

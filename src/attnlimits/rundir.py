@@ -8,7 +8,7 @@ checkpoints/          best.ckpt, last.ckpt
 tokenizer/            so that the run resumes without the model's source
 model/                Hugging Face directory of the best checkpoint
 wandb/                the W&B record, if that logger is on
-summary.json          final numbers, seconds, tokens/s, exit reason
+summary.json          final numbers, tokens/s, exit reason; seconds are those of the last process
 ====================  ==================================================================================
 """
 

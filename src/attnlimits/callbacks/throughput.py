@@ -26,6 +26,13 @@ class Throughput(Callback):
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds if self.seconds else 0.0
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"tokens": self.tokens, "seconds": self.seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """A resumed run goes on counting."""
+        self.tokens, self.seconds = self._last = (state_dict["tokens"], state_dict["seconds"])
+
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Tensor, batch_idx: int) -> None:
         self._started = time.perf_counter()
 

@@ -17,7 +17,7 @@ from .config import ConfigError, plain
 
 
 def make_loggers(cfg: DictConfig, directory: Path, *, resumed_step: int | None = None) -> list[Logger]:
-    """The loggers of a run. W&B is started here, so that a refusal comes before any weight is loaded.
+    """The loggers of a run. W&B is started here, so that a refusal comes before training starts.
 
     Args:
         cfg: the composed conf/train.yaml.

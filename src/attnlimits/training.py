@@ -152,7 +152,8 @@ def _open_run(cfg: DictConfig, directory: Path) -> Iterator[list[Logger]]:
 def _resumed_step(cfg: DictConfig) -> int | None:
     if cfg.ckpt_path is None:
         return None
-    return torch.load(cfg.ckpt_path, map_location="cpu", weights_only=True)["global_step"]
+    # mmap: for one number, do not read the weights and the optimizer again.
+    return torch.load(cfg.ckpt_path, map_location="cpu", weights_only=True, mmap=True)["global_step"]
 
 
 def _say_interrupted(directory: Path) -> None:

@@ -110,7 +110,12 @@ def masked_softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
         return torch.softmax(logits, dim=-1)
     # A finite fill: with -inf a fully masked row would be NaN, forward and backward.
     filled = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
-    return torch.softmax(filled, dim=-1).masked_fill(~mask, 0.0)
+    return zero_masked(torch.softmax(filled, dim=-1), mask)
+
+
+def zero_masked(weights: Tensor, mask: Tensor | None) -> Tensor:
+    """The weights, 0 at masked keys."""
+    return weights if mask is None else weights.masked_fill(~mask, 0.0)
 
 
 def visible_keys(logits: Tensor, mask: Tensor | None) -> Tensor:

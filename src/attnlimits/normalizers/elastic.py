@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .base import Normalizer, Properties, masked_softmax, visible_keys
+from .base import Normalizer, Properties, masked_softmax, visible_keys, zero_masked
 
 
 class Elastic(Normalizer, name="elastic"):
@@ -36,4 +36,4 @@ class Elastic(Normalizer, name="elastic"):
         n = visible_keys(logits, mask).clamp(min=1).to(logits.dtype)
         offset = self.tau_H.to(logits.dtype)[:, None] / n
         weights = torch.relu(masked_softmax(logits, mask) + offset[..., None])
-        return weights if mask is None else weights.masked_fill(~mask, 0.0)
+        return zero_masked(weights, mask)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import Normalizer, Properties, visible_keys
+from .base import Normalizer, Properties, visible_keys, zero_masked
 
 
 class Sigmoid(Normalizer, name="sigmoid"):
@@ -29,7 +29,7 @@ class Sigmoid(Normalizer, name="sigmoid"):
     def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
         n = visible_keys(logits, mask).clamp(min=1).to(logits.dtype)
         weights = torch.sigmoid(logits - n.log()[..., None])
-        return weights if mask is None else weights.masked_fill(~mask, 0.0)
+        return zero_masked(weights, mask)
 
 
 class ReLU(Normalizer, name="relu"):
@@ -52,4 +52,4 @@ class ReLU(Normalizer, name="relu"):
     def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
         n = visible_keys(logits, mask).clamp(min=1).to(logits.dtype)
         weights = torch.relu(logits) / n[..., None]
-        return weights if mask is None else weights.masked_fill(~mask, 0.0)
+        return zero_masked(weights, mask)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import Normalizer, Properties, masked_softmax
+from .base import Normalizer, Properties, masked_softmax, zero_masked
 
 
 class SASoftmax(Normalizer, name="sa_softmax"):
@@ -43,7 +43,7 @@ class SASoftmax(Normalizer, name="sa_softmax"):
 
     def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
         adjusted = masked_softmax(logits, mask) * self._adjustment(logits, mask)
-        return adjusted if mask is None else adjusted.masked_fill(~mask, 0.0)
+        return zero_masked(adjusted, mask)
 
     def _adjustment(self, logits: Tensor, mask: Tensor | None) -> Tensor:
         if self.variant == 0:

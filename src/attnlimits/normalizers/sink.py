@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .base import Normalizer, Properties
+from .base import Normalizer, Properties, zero_masked
 
 
 class Softmax1(Normalizer, name="softmax1"):
@@ -62,4 +62,4 @@ def softmax_with_sink(logits: Tensor, sink: Tensor, mask: Tensor | None) -> Tens
         logits = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
     with_sink = torch.cat([logits, sink.expand(*logits.shape[:-1], 1)], dim=-1)
     weights = torch.softmax(with_sink, dim=-1)[..., :-1]
-    return weights if mask is None else weights.masked_fill(~mask, 0.0)
+    return zero_masked(weights, mask)

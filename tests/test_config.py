@@ -92,7 +92,7 @@ MISTAKES = {
     ("ckpt_path=/nowhere/last.ckpt",): ("ckpt_path=/nowhere/last.ckpt", "no such file"),
     ("+normalizer.T=0.3",): ("normalizer.T=0.3", "top-level T"),
     ("normalizer=ssmax", "normalizer.s=big"): ("normalizer.s=big", "float | null"),
-    ("normalizer=ssmax", "+normalizer.bias=1"): ("normalizer.bias=1", "learnable, s"),
+    ("normalizer=ssmax", "+normalizer.offset=1"): ("normalizer.offset=1", "learnable, s"),
     ("normalizer=top_k", "normalizer.k=0"): ("normalizer.k=0", "at least 1"),
     ("normalizer=log_length", "normalizer.variant=cubic"): ("normalizer.variant=cubic", "yarn"),
     ("normalizer=softmax", "+normalizer._target_=nowhere.Mine"): ("normalizer._target_=nowhere.Mine", "imported"),

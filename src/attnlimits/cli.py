@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -23,12 +24,21 @@ def launch(main: Callable[[], Any]) -> None:
     """Run a hydra.main function; what Hydra refuses is said in one line."""
     asked_for_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing its own three lines
+    _show_own_log()
     try:
         main()
     except (HydraException, OmegaConfBaseException) as error:
         if asked_for_traceback:
             raise
         _refuse(explain(error))
+
+
+def _show_own_log() -> None:
+    """What the library has to say, as plain lines."""
+    own = logging.getLogger("attnlimits")
+    own.setLevel(logging.INFO)
+    if not own.handlers:
+        own.addHandler(logging.StreamHandler(sys.stdout))
 
 
 def job(task: Callable[[DictConfig, Path], Any], cfg: DictConfig) -> Any:

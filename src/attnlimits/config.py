@@ -99,6 +99,7 @@ class TrainConfig:
     context_length: int = MISSING
     seed: int | None = MISSING
     ckpt_path: str | None = MISSING
+    compile: Any = "auto"  # not str: YAML reads on and off as booleans
     name: str = MISSING
     normalizer: dict[str, Any] = MISSING
     model: ModelConfig = MISSING
@@ -112,11 +113,17 @@ class TrainConfig:
 DATA_KINDS = ("python_reference", "text", "war_and_peace")
 LOGGER_KINDS = ("csv", "tensorboard", "wandb")
 PRECISIONS = ("32", "bf16-mixed", "16-mixed")
+COMPILE_MODES = ("auto", "on", "off")
 
 
 def plain(node: Any) -> Any:
     """A part of a configuration as dicts, lists and scalars, interpolations resolved."""
     return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+
+
+def compile_mode(cfg: DictConfig) -> Any:
+    """How the sparse normalizers are solved, as newton.set_compile takes it."""
+    return {True: "on", False: "off"}.get(cfg.compile, cfg.compile)
 
 
 def register() -> None:
@@ -237,6 +244,8 @@ def _check_choices(cfg: DictConfig) -> None:
         ("trainer.precision", PRECISIONS),
     ):
         _require(cfg, key, OmegaConf.select(cfg, key) in allowed, "one of " + ", ".join(allowed))
+    if compile_mode(cfg) not in COMPILE_MODES:
+        raise ConfigError(f"compile={cfg.compile}: must be one of {', '.join(COMPILE_MODES)}")
     if not str(cfg.name).strip() or "/" in cfg.name:
         raise ConfigError(f"name={cfg.name!r}: must be a plain file name")
 

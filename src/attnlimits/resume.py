@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from .config import ConfigError, TrainConfig
 
 MAY_CHANGE = (
-    *("trainer.", "logger.", "callbacks."),
+    *("trainer.", "logger.", "callbacks.", "compile"),
     *("optimizer.schedule_steps", "data.cache_dir", "data.validation_batch_size"),
 )
 

@@ -30,9 +30,10 @@ from transformers.utils import logging as transformers_logging
 
 from . import backbone, loggers, rundir
 from .callbacks import RandomState, SaveLast, Throughput, save_best
-from .config import ConfigError, check, plain
+from .config import ConfigError, check, compile_mode, plain
 from .data import Blocks, TextData, make_blocks, read_text
 from .module import LanguageModel
+from .normalizers import newton
 from .report import print_report
 from .resume import resumed_config
 
@@ -78,6 +79,7 @@ def train(cfg: DictConfig, directory: Path, overrides: Sequence[str] = ()) -> Re
     _quiet()
     world_size = _probe_hardware(cfg)
     callbacks = _optional_callbacks(cfg)
+    newton.set_compile(compile_mode(cfg))
     started = time.perf_counter()
     ingredients = _prepare(cfg)
     with _open_run(cfg, directory) as run_loggers:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import newton
 from .base import Normalizer, Properties, masked_softmax
 
 
@@ -76,63 +77,42 @@ class Entmax15(Normalizer, name="entmax15"):
 
 
 def entmax(logits: Tensor, alpha: float | Tensor, mask: Tensor | None = None) -> Tensor:
-    """alpha-entmax of every row; alpha is a number in [1, 2], or a tensor in (1, 2] that broadcasts to (..., Q, 1)."""
-    if isinstance(alpha, (int, float)) and alpha == 1:
-        return masked_softmax(logits, mask)
-    if mask is not None:
-        logits = logits.masked_fill(~mask, -torch.inf)
-    solved: Tensor
-    if isinstance(alpha, Tensor):
-        solved = _EntmaxLearned.apply(logits, alpha)
-    else:
-        solved = _EntmaxFixed.apply(logits, float(alpha))
+    """alpha-entmax of every row; masked keys, and rows without visible keys, get 0.
+
+    Args:
+        logits: (..., K), float32 or float64.
+        alpha: a number in [1, 2], or a tensor in (1, 2] that broadcasts to (..., 1).
+        mask: bool, broadcastable to ``logits``, True = visible.
+    """
+    if isinstance(alpha, (int, float)):
+        if alpha == 1:
+            return masked_softmax(logits, mask)
+        alpha = float(alpha)
+    solved: Tensor = _Entmax.apply(logits, mask, alpha)
     return solved
 
 
-def solve(logits: Tensor, alpha: float | Tensor) -> Tensor:
-    """The weights by Newton's method, without gradient; a row of -inf gives 0.
-
-    With y = (alpha - 1)(z - max z), q = 1/(alpha - 1) and r = (y - tau)_+ the root of ||r||_q = 1 is sought from
-    tau = -1. The norm is convex in tau and falls, so that tau rises monotonically and never passes the root. The passes
-    end when every row sums to 1 within rounding, or no tau moves any more; what is left is divided out.
-    """
-    row_max = logits.amax(-1, keepdim=True)
-    y = (logits - row_max.masked_fill(row_max == -torch.inf, 0.0)) * (alpha - 1)
-    q = 1 / (alpha - 1)
-    tolerance = 8 * torch.finfo(logits.dtype).eps
-    tau = torch.full_like(row_max, -1.0)
-    while True:
-        r = (y - tau).clamp(min=0)
-        lower = _power(r, q - 1).masked_fill(r <= 0, 0.0)
-        total = (lower * r).sum(-1, keepdim=True)
-        step = (total ** (1 / q) - 1) * total ** (1 - 1 / q) / lower.sum(-1, keepdim=True)
-        moved = torch.where(total > 1 + tolerance, torch.maximum(tau, tau + step), tau)
-        if torch.equal(moved, tau):
-            return lower * r / total.masked_fill(total == 0, 1.0)
-        tau = moved
-
-
-def _power(base: Tensor, exponent: float | Tensor) -> Tensor:
-    if isinstance(exponent, float) and exponent == 1.0:
-        return base
-    return base**exponent
-
-
-# Operators of their own, so that torch.compile and vmap need not look into a loop whose length depends on the data.
+# Operators of their own, so that torch.compile and vmap need not look into loops whose length depends on the data.
 @torch.library.custom_op("attnlimits::entmax", mutates_args=())
 def _solve_fixed(logits: Tensor, alpha: float) -> Tensor:
-    return solve(logits, alpha)
+    return newton.solve(logits, alpha)
 
 
 @torch.library.custom_op("attnlimits::entmax_learned", mutates_args=())
 def _solve_learned(logits: Tensor, alpha: Tensor) -> Tensor:
-    return solve(logits, alpha)
+    return newton.solve(logits, alpha)
+
+
+@torch.library.custom_op("attnlimits::entmax_backward", mutates_args=())
+def _pull_back(weights: Tensor, grad: Tensor, alpha: float) -> Tensor:
+    return newton.pull_back(weights, grad, alpha)
 
 
 @_solve_fixed.register_fake
 @_solve_learned.register_fake
-def _(logits: Tensor, alpha: float | Tensor) -> Tensor:
-    return torch.empty_like(logits)
+@_pull_back.register_fake
+def _(first: Tensor, *others: Any) -> Tensor:
+    return torch.empty_like(first, memory_format=torch.contiguous_format)
 
 
 @_solve_fixed.register_vmap
@@ -142,7 +122,7 @@ def _(info: Any, in_dims: tuple[int, None], logits: Tensor, alpha: float) -> tup
 
 @_solve_learned.register_vmap
 def _(info: Any, in_dims: tuple[int | None, int | None], logits: Tensor, alpha: Tensor) -> tuple[Tensor, int]:
-    logits = logits.expand(info.batch_size, *logits.shape) if in_dims[0] is None else logits.movedim(in_dims[0], 0)
+    logits = _batched(logits, in_dims[0], info.batch_size)
     if in_dims[1] is not None:
         alpha = alpha.movedim(in_dims[1], 0)
         missing = logits.ndim - alpha.ndim
@@ -150,55 +130,51 @@ def _(info: Any, in_dims: tuple[int | None, int | None], logits: Tensor, alpha: 
     return _solve_learned(logits, alpha), 0
 
 
-class _EntmaxFixed(torch.autograd.Function):
+@_pull_back.register_vmap
+def _(
+    info: Any, in_dims: tuple[int | None, int | None, None], weights: Tensor, grad: Tensor, alpha: float
+) -> tuple[Tensor, int]:
+    batched = (_batched(tensor, dim, info.batch_size) for tensor, dim in zip((weights, grad), in_dims[:2], strict=True))
+    return _pull_back(*batched, alpha), 0
+
+
+def _batched(tensor: Tensor, dim: int | None, batch_size: int) -> Tensor:
+    return tensor.expand(batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+
+class _Entmax(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(logits: Tensor, alpha: float) -> Tensor:
-        return _solve_fixed(logits, alpha)
+    def forward(logits: Tensor, mask: Tensor | None, alpha: float | Tensor) -> Tensor:
+        if mask is not None:
+            logits = torch.where(mask, logits, -torch.inf)
+        return _solve_learned(logits, alpha) if isinstance(alpha, Tensor) else _solve_fixed(logits, alpha)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
-        ctx.alpha = inputs[1]
-        ctx.save_for_backward(output)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None, float | Tensor], output: Tensor) -> None:
+        ctx.alpha = None if isinstance(inputs[2], Tensor) else inputs[2]
+        ctx.save_for_backward(output, *([inputs[2]] if ctx.alpha is None else []))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (weights,) = ctx.saved_tensors
-        return _grad_logits(weights, ctx.alpha, grad)[0], None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor | None]:
+        weights, *learned = ctx.saved_tensors
+        alpha = learned[0] if learned else ctx.alpha
+        if not learned and not torch.is_grad_enabled():  # no second derivative is wanted: the fast way
+            return _pull_back(weights, grad, alpha), None, None
+        # Off the support a positive number in place of 0: powers and their derivatives stay finite.
+        inside = torch.where(weights > 0, weights, 1.0)
+        u = torch.where(weights > 0, inside ** (2 - alpha), 0.0)
+        grad_logits = newton.project(u, grad)
+        if not learned:
+            return grad_logits, None, None
+        by_alpha = torch.where(weights > 0, grad, 0.0) * _alpha_derivative(weights, inside, u, alpha)
+        return grad_logits, None, by_alpha.sum_to_size(alpha.shape)
 
 
-class _EntmaxLearned(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(logits: Tensor, alpha: Tensor) -> Tensor:
-        return _solve_learned(logits, alpha)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(output, inputs[1])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        weights, alpha = ctx.saved_tensors
-        grad_logits, share, inside = _grad_logits(weights, alpha, grad)
-        by_alpha = torch.where(weights > 0, grad, 0.0) * _alpha_derivative(weights, inside, share, alpha)
-        return grad_logits, by_alpha.sum_to_size(alpha.shape)
-
-
-def _grad_logits(weights: Tensor, alpha: float | Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """J grad, J = diag(u) - u u^T / sum u, u = p^(2 - alpha) on the support; also u / sum u, and p with 1 off it."""
-    support = weights > 0
-    inside = torch.where(support, weights, 1.0)  # any positive number: powers and logarithms stay finite
-    u = torch.where(support, inside ** (2 - alpha), 0.0)
-    share = u / u.sum(-1, keepdim=True).clamp(min=torch.finfo(u.dtype).tiny)
-    grad = torch.where(support, grad, 0.0)
-    return u * grad - u * (share * grad).sum(-1, keepdim=True), share, inside
-
-
-def _alpha_derivative(weights: Tensor, inside: Tensor, share: Tensor, alpha: Tensor) -> Tensor:
+def _alpha_derivative(weights: Tensor, inside: Tensor, u: Tensor, alpha: Tensor) -> Tensor:
     """dp/dalpha. Near alpha = 1 its two terms cancel, and the limit -1/2 (diag p - p p^T) (ln p)^2 takes over."""
+    share = u / u.sum(-1, keepdim=True).clamp(min=torch.finfo(u.dtype).tiny)
     a, log_p = alpha - 1, inside.log()
     first = (weights - share) / a**2
     second = (weights * log_p - share * (weights * log_p).sum(-1, keepdim=True)) / a

@@ -9,25 +9,26 @@ from .base import Normalizer, Properties, masked_softmax, visible_keys
 
 
 class SSMax(Normalizer, name="ssmax"):
-    """``p = softmax(s ln(n) z / T)``, n = visible keys of the row, one learnable s per head.
+    """``p = softmax((s ln(n) + b) z / T)``, n = visible keys of the row, one learnable s, and b, per head.
 
-    Source: Nakanishi 2025, arXiv 2501.19399 (without bias). A key that leads all others by more than T/s keeps its
+    Source: Nakanishi 2025, arXiv 2501.19399, which recommends no bias for long contexts. Without it, a key that leads all others by more than T/s keeps its
     weight however long the row gets. A row with one visible key has factor 0 and gives no gradient to s.
 
     Args:
         s: initial value of every head; None chooses 1 / mean of ln n over the rows 1..context_length, so that a model
             that was trained with softmax starts from an average factor of 1.
-        learnable: train s.
+        learnable: train s, and b where there is one.
+        bias: add b, which starts at 0.
     """
 
     properties = Properties(
-        formula="softmax(s ln(n) z)",
+        formula="softmax((s ln(n) + b) z)",
         source="Nakanishi 2025, arXiv 2501.19399",
         row_sum="one",
         shift_invariant=True,
         sparse=False,
         length_aware=True,
-        jacobian_bound="|s| ln(n) / 2",
+        jacobian_bound="|s ln(n) + b| / 2",
     )
     rescales_rows = True
 
@@ -36,6 +37,7 @@ class SSMax(Normalizer, name="ssmax"):
         *,
         s: float | None = None,
         learnable: bool = True,
+        bias: bool = False,
         T: float = 1.0,
         n_heads: int = 1,
         context_length: int = 1024,
@@ -44,11 +46,13 @@ class SSMax(Normalizer, name="ssmax"):
         if s is None:
             s = 1.0 / torch.arange(1, max(context_length, 2) + 1, dtype=torch.float64).log().mean().item()
         self.s_H = nn.Parameter(torch.full((n_heads,), s), requires_grad=learnable)
+        self.b_H = nn.Parameter(torch.zeros(n_heads), requires_grad=learnable) if bias else None
 
     def row_scale(self, n_visible: Tensor) -> Tensor:
         # A fully masked row has n = 0; its factor is irrelevant but must stay finite.
         log_n = n_visible.clamp(min=1).to(self.s_H.dtype).log()
-        return self.s_H[:, None] * log_n
+        scale = self.s_H[:, None] * log_n
+        return scale if self.b_H is None else scale + self.b_H[:, None]
 
     def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
         scale = self.row_scale(visible_keys(logits, mask)).to(logits.dtype)

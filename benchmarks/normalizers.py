@@ -1,80 +1,167 @@
-"""Every normalizer's forward and backward against torch.softmax, interleaved in one run, and the sparse ones' error.
+"""Every normalizer's forward and backward against torch.softmax and the package entmax, interleaved in one run.
 
+    pip install entmax
     python benchmarks/normalizers.py --json normalizers.json
 
-Logits (12, 1024, 1024) in float32: causal, N(0, 1) and N(0, 0.1) rows. A ratio is the median over rounds of a round's
-time to softmax's in that round, the worst of the inputs. The error is the largest against the solver in float64, which
-the tests hold against bisection.
+Logits (12, 1024, 1024) in float32, three inputs: N(0, 1) under a causal mask, N(0, 1), N(0, 0.1). softmax and the
+package get the mask as users of them give it, filled with -inf. A figure is the median over rounds of the ratio of
+times in a round, the worst of the inputs: NAME_vs_softmax (below 1 = faster than softmax), NAME_vs_entmax (how many
+times faster than the package's sort). The error is the largest against float64; memory is the peak above the inputs, of a
+process of its own (Linux only), as a ratio to softmax's.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import entmax as package
 import torch
 from figures import report
 from torch import Tensor
 
-from attnlimits.normalizers import REGISTRY, Normalizer, make_normalizer
+from attnlimits.normalizers import REGISTRY, make_normalizer, newton
 from attnlimits.normalizers.entmax import entmax
 
 SHAPE = (12, 1024, 1024)
 SPARSE = {"sparsemax": 2.0, "entmax15": 1.5}  # with their alpha
+WAYS = {"compiled": "on", "eager": "off"}
+Weights = Callable[[Tensor, Tensor | None], Tensor]
 
 
-def inputs(shape: tuple[int, int, int]) -> dict[str, tuple[Tensor, Tensor | None]]:
+def inputs() -> dict[str, tuple[Tensor, Tensor | None]]:
     """Logits and mask by the name of the input."""
-    noise = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
-    causal = torch.ones(shape[1:], dtype=torch.bool).tril()
+    noise = torch.randn(*SHAPE, generator=torch.Generator().manual_seed(0))
+    causal = torch.ones(SHAPE[1:], dtype=torch.bool).tril()
     return {"causal": (noise, causal), "normal": (noise, None), "tiny normal": (noise * 0.1, None)}
 
 
-def make(name: str, shape: tuple[int, int, int]) -> Normalizer:
-    return make_normalizer({"name": name}, T=1.0, n_heads=shape[0], context_length=shape[-1])
+def filled(function: Callable[..., Tensor]) -> Weights:
+    def apply(logits: Tensor, mask: Tensor | None) -> Tensor:
+        return function(logits if mask is None else logits.masked_fill(~mask, -torch.inf), dim=-1)
+
+    return apply
 
 
-def seconds(normalizer: Normalizer, logits: Tensor, mask: Tensor | None, grad: Tensor) -> float:
+def ours(name: str, compile_mode: str = "off") -> Weights:
+    normalizer = make_normalizer({"name": name}, T=1.0, n_heads=SHAPE[0], context_length=SHAPE[-1])
+
+    def apply(logits: Tensor, mask: Tensor | None) -> Tensor:
+        if name in SPARSE:
+            newton.set_compile(compile_mode)
+        return normalizer(logits, mask)
+
+    return apply
+
+
+def contestants() -> dict[str, Weights]:
+    """By name, as far as a figure's name begins."""
+    found = {"baseline": filled(torch.softmax)}
+    for name in REGISTRY:
+        if name in SPARSE:
+            found |= {f"{name}_{way}": ours(name, mode) for way, mode in WAYS.items()}
+            found[f"{name}_package"] = filled(getattr(package, name))
+        else:
+            found[name] = ours(name)
+    return found
+
+
+def seconds(weights: Weights, logits: Tensor, mask: Tensor | None, grad: Tensor) -> float:
     logits = logits.detach().requires_grad_()
     started = time.perf_counter()
-    normalizer(logits, mask).backward(grad)
+    weights(logits, mask).backward(grad)
     return time.perf_counter() - started
 
 
-def ratios(logits: Tensor, mask: Tensor | None, rounds: int) -> dict[str, float]:
-    """Every normalizer's time to softmax's, the median over rounds after one that is not counted."""
-    grad = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
-    normalizers = {name: make(name, tuple(logits.shape)) for name in REGISTRY}  # type: ignore[arg-type]
-    rows = [
-        {name: seconds(normalizer, logits, mask, grad) for name, normalizer in normalizers.items()}
-        for _ in range(rounds + 1)
-    ][1:]
-    return {name: statistics.median(row[name] / row["softmax"] for row in rows) for name in REGISTRY}
+def time_rounds(logits: Tensor, mask: Tensor | None, rounds: int) -> list[dict[str, float]]:
+    """Seconds by contestant of every round, in an order that rotates, after a round that is not counted."""
+    grad = torch.randn(SHAPE, generator=torch.Generator().manual_seed(1))
+    running = contestants()
+    names = list(running)
+    rows = []
+    for shift in range(rounds + 1):
+        order = names[shift % len(names) :] + names[: shift % len(names)]
+        rows.append({name: seconds(running[name], logits, mask, grad) for name in order})
+    return rows[1:]
+
+
+def ratio(rows: list[dict[str, float]], name: str, to: str) -> float:
+    return statistics.median(row[name] / row[to] for row in rows)
+
+
+def speed_figures(by_input: list[list[dict[str, float]]]) -> dict[str, float]:
+    figures = {}
+    for name in sorted(by_input[0][0].keys() - {"baseline"}):
+        if not name.endswith("_package"):
+            figures[f"{name}_vs_softmax"] = max(ratio(rows, name, "baseline") for rows in by_input)
+        if name.endswith(("_compiled", "_eager")):
+            sort = name.rsplit("_", 1)[0] + "_package"
+            figures[f"{name}_vs_entmax"] = min(ratio(rows, sort, name) for rows in by_input)
+    return figures
 
 
 def max_error(name: str, logits: Tensor, mask: Tensor | None) -> float:
+    """The larger error of the two ways, against the eager one in float64; the tests hold that against other methods."""
+    newton.set_compile("off")
     exact = entmax(logits.double(), SPARSE[name], mask)
-    return (make(name, tuple(logits.shape))(logits, mask).double() - exact).abs().max().item()  # type: ignore[arg-type]
+    return max((ours(name, mode)(logits, mask).double() - exact).abs().max().item() for mode in WAYS.values())
 
 
-def measure(shape: tuple[int, int, int], rounds: int) -> dict[str, float]:
-    cases = inputs(shape).values()
-    by_case = [ratios(logits, mask, rounds) for logits, mask in cases]
-    worst = {name: max(case[name] for case in by_case) for name in REGISTRY}
-    figures = {f"{name}_eager_vs_softmax" if name in SPARSE else f"{name}_vs_softmax": worst[name] for name in worst}
+def print_peak(contestant: str, input_name: str) -> None:
+    """MB that one forward and backward needs above its inputs; compiling is over before."""
+    logits, mask = inputs()[input_name]
+    weights, grad = contestants()[contestant], torch.ones(SHAPE)
+    few = logits[:, :64].clone()
+    seconds(weights, few, None, torch.ones_like(few))
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
+    before = _status_mb("VmRSS")
+    seconds(weights, logits, mask, grad)
+    print(_status_mb("VmHWM") - before)
+
+
+def _status_mb(key: str) -> float:
+    (line,) = (row for row in Path("/proc/self/status").read_text().splitlines() if row.startswith(key))
+    return int(line.split()[1]) / 1024
+
+
+def peak_mb(contestant: str, input_name: str) -> float:
+    command = [sys.executable, __file__, "--peak", contestant, input_name]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def memory_figures() -> dict[str, float]:
+    figures = {}
     for name in SPARSE:
-        figures[f"{name}_max_error"] = max(max_error(name, logits, mask) for logits, mask in cases)
-    return {name: figures[name] for name in sorted(figures) if name != "softmax_vs_softmax"}
+        worst = 0.0
+        for kind in inputs():
+            softmax = peak_mb("baseline", kind)
+            worst = max(worst, *(peak_mb(f"{name}_{way}", kind) / softmax for way in WAYS))
+        figures[f"{name}_memory_vs_softmax"] = worst
+    return figures
+
+
+def measure(rounds: int) -> dict[str, float]:
+    figures = memory_figures()
+    figures |= speed_figures([time_rounds(logits, mask, rounds) for logits, mask in inputs().values()])
+    for name in SPARSE:
+        figures[f"{name}_max_error"] = max(max_error(name, logits, mask) for logits, mask in inputs().values())
+    return dict(sorted(figures.items()))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Every normalizer's forward and backward against torch.softmax.")
+    parser = argparse.ArgumentParser(description="Forward and backward of every normalizer against torch.softmax.")
     parser.add_argument("--json", type=Path, help="write machine and figures to this file")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--peak", nargs=2, metavar=("CONTESTANT", "INPUT"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    report(measure(SHAPE, arguments.rounds), arguments.json)
+    if arguments.peak:
+        return print_peak(*arguments.peak)
+    report(measure(arguments.rounds), arguments.json)
 
 
 if __name__ == "__main__":

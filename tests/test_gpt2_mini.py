@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import PROJECT
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from attnlimits.normalizers import REGISTRY
+from attnlimits.training import train
 
 MINI = PROJECT / "models" / "gpt2-mini"
 WAR_AND_PEACE = PROJECT.parent / "shared" / "data" / "war_and_peace.txt"
@@ -50,3 +55,13 @@ def test_bits_per_character_on_the_unseen_end_of_war_and_peace(
     text = WAR_AND_PEACE.read_text(encoding="utf-8")
     held_out = text[len(text) - round(len(text) * 0.05) :]
     assert bits_per_character(mini, AutoTokenizer.from_pretrained(MINI), held_out, 1024) <= 1.65
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_loss_falls_with_every_normalizer(name: str, compose_train: Callable, tmp_path: Path) -> None:
+    """train.py normalizer=NAME with the default model, text and learning rate; only shorter."""
+    shorter = ["context_length=64", "trainer.max_steps=12", "trainer.validate_every=12", "trainer.validation_blocks=16"]
+    machine = ["logger=csv", "trainer.accelerator=cpu", "trainer.devices=1", "callbacks=none"]
+    summary = train(compose_train([f"normalizer={name}", *shorter, *machine]), tmp_path / "run").summary
+    assert summary["after"]["val/loss"] < summary["before"]["val/loss"] - 0.1

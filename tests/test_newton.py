@@ -57,15 +57,18 @@ def test_newton_agrees_with_bisection_of_the_package(row: list[float], alpha: fl
 @pytest.mark.usefixtures("_eager_again")
 @pytest.mark.parametrize("alpha", [2.0, 1.5])
 def test_compiled_equals_eager_and_lengths_share_a_kernel(alpha: float) -> None:
+    newton._fused_solve.cache_clear()
+    newton._fused_pull_back.cache_clear()
     torch._dynamo.utils.counters.clear()
-    for n_rows, length in ((5, 17), (64, 100), (33, 260)):
+    for n_rows, length in ((5, 17), (64, 100), (33, 260), (7, 999)):
         logits, grad = rows(n_rows, length, scale=0.3, dtype=torch.float32), rows(n_rows, length, dtype=torch.float32)
         newton.set_compile("off")
         weights, pulled = newton.solve(logits, alpha), newton.pull_back(newton.solve(logits, alpha), grad, alpha)
         newton.set_compile("on")
         torch.testing.assert_close(newton.solve(logits, alpha), weights, atol=2e-7, rtol=0)
         torch.testing.assert_close(newton.pull_back(weights, grad, alpha), pulled, atol=1e-6, rtol=0)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # one forward, one backward
+    # One forward, at most one to go on with, one backward.
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3
 
 
 @pytest.mark.usefixtures("_eager_again")

@@ -147,8 +147,8 @@ SMALL_ROWS = [
     ("sink", {"sigma": 0.0}, [0, 0, None], [1 / 3, 1 / 3, 0]),
     ("top_k", {"k": 2}, [3, 1, 2, None], [0.731059, 0, 0.268941, 0]),
     ("top_k", {"k": 3}, [2, 2, None, None], [0.5, 0.5, 0, 0]),
-    ("elastic", {}, [0, 0, None], [0, 0, 0]),
-    ("elastic", {"tau": 0.0}, [0, 0, None], [0.5, 0.5, 0]),
+    ("elastic", {"tau": -1.0}, [0, 0, None], [0, 0, 0]),
+    ("elastic", {}, [0, 0, None], [0.5, 0.5, 0]),
     ("ssa", {"b": 1.0, "m": 2.0}, [1, -1, None], [16 / 17, 1 / 17, 0]),
     ("log_length", {"variant": "critical", "gamma": 1.0}, [1, 0, None], [2 / 3, 1 / 3, 0]),
     ("log_length", {"n_train": 2}, [1, 0, None], [0.731059, 0.268941, 0]),
@@ -201,9 +201,20 @@ def test_declared_row_sum_and_zeros(name: str) -> None:
     if not REGISTRY[name].properties.sparse and name != "sa_softmax":  # which zeroes its row's minimum alone
         assert not has_zeros
     if REGISTRY[name].properties.sparse:
-        if name == "top_k":
-            weights = make(name, k=2)(random_logits(4, 2, 9, 9), mask)
+        if options := {"top_k": {"k": 2}, "elastic": {"tau": -1.0}}.get(name):
+            weights = make(name, **options)(random_logits(4, 2, 9, 9), mask)
         assert (weights.masked_select(mask) == 0).any()
+
+
+@every_normalizer
+def test_declared_start_near_softmax(name: str) -> None:
+    logits, mask = random_logits(4, 2, 256, 256, scale=1.0), causal(256)
+    ours, softmax = (
+        make_normalizer({"name": each}, T=1.0, n_heads=2, context_length=256)(logits, mask)
+        for each in (name, "softmax")
+    )
+    moved = (ours - softmax).abs().sum(-1).mean() / 2
+    assert (moved < 0.1) == REGISTRY[name].properties.near_softmax
 
 
 CONSTANT_BOUNDS = {"1/2": 0.5, "1": 1.0, "1/4": 0.25, "1/n": 1 / 7}

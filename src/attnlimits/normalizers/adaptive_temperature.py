@@ -28,6 +28,7 @@ class AdaptiveTemperature(Normalizer, name="adaptive_temperature"):
         sparse=False,
         length_aware=False,
         jacobian_bound="not known",
+        near_softmax=False,
     )
 
     def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:

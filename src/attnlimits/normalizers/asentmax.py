@@ -13,7 +13,7 @@ from .entmax import entmax
 
 
 class ASEntmax(Normalizer, name="asentmax"):
-    """``p = entmax_alpha((delta + beta ln(n + 1)^gamma) z / T)``, n = visible keys, beta > 0 and gamma learned per head.
+    """``p = entmax_alpha((delta + beta ln(n + 1)^gamma) z / T)``, n = visible keys, beta and gamma learned per head.
 
     Source: Vasylenko et al. 2025, arXiv 2506.16640, with one beta and gamma a head; the paper also predicts them from
     the hidden state of the query token, which a normalizer does not see. Works against vanishing twice: keys far below
@@ -35,6 +35,7 @@ class ASEntmax(Normalizer, name="asentmax"):
         sparse=True,
         length_aware=True,
         jacobian_bound="delta + beta ln(n + 1)^gamma",
+        near_softmax=False,
     )
 
     def __init__(

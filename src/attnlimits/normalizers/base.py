@@ -22,6 +22,8 @@ class Properties:
         sparse: visible keys may get exactly 0.
         length_aware: the map depends on how many keys the row sees.
         jacobian_bound: of the largest singular value of dp/dz, as a formula; "none" where it is unbounded.
+        near_softmax: with its default options, rows of noise get less than a tenth of their weight elsewhere than under
+            softmax, so that a checkpoint of softmax starts close to itself.
     """
 
     formula: str
@@ -31,6 +33,7 @@ class Properties:
     sparse: bool
     length_aware: bool
     jacobian_bound: str
+    near_softmax: bool
 
 
 REGISTRY: dict[str, type[Normalizer]] = {}
@@ -82,7 +85,9 @@ class Normalizer(nn.Module, abc.ABC):
         Returns:
             (..., H, Q, K) in the dtype of ``logits``; 0 at masked keys, and 0 with gradient 0 in a fully masked row.
         """
-        logits_fp = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.T
+        logits_fp = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.T != 1:  # a pass over memory less where it changes nothing
+            logits_fp = logits_fp / self.T
         return self.normalize(logits_fp, mask).to(logits.dtype)
 
     @abc.abstractmethod

@@ -11,11 +11,12 @@ from .base import Normalizer, Properties, masked_softmax, visible_keys, zero_mas
 class Elastic(Normalizer, name="elastic"):
     """``p_i = relu(softmax(z/T)_i + tau / n)``, n = visible keys of the row, tau one learned scalar a head.
 
-    Source: Lazy Attention 2026, arXiv 2601.00919. With tau = -1 a key must beat the uniform weight to count at all, so
-    rows of noise give exact zeros and need no sink. The rest is not renormalised; it vanishes as softmax does.
+    Source: Lazy Attention 2026, arXiv 2601.00919. With tau = -1, the paper's start, a key must beat the uniform weight
+    to count at all, so rows of noise give exact zeros and need no sink; a checkpoint starts close to itself with 0.
+    The rest is not renormalised; it vanishes as softmax does.
 
     Args:
-        tau: initial value of every head; 0 is softmax, the paper starts at -1.
+        tau: initial value of every head; 0 is softmax.
     """
 
     properties = Properties(
@@ -26,9 +27,10 @@ class Elastic(Normalizer, name="elastic"):
         sparse=True,
         length_aware=True,
         jacobian_bound="1/2",
+        near_softmax=True,
     )
 
-    def __init__(self, *, tau: float = -1.0, T: float = 1.0, n_heads: int = 1, context_length: int = 1024) -> None:
+    def __init__(self, *, tau: float = 0.0, T: float = 1.0, n_heads: int = 1, context_length: int = 1024) -> None:
         super().__init__(T=T, n_heads=n_heads, context_length=context_length)
         self.tau_H = nn.Parameter(torch.full((n_heads,), tau))
 

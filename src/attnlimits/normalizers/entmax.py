@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.library import CustomOpDef
 
 from . import newton
 from .base import Normalizer, Properties, masked_softmax
@@ -32,6 +33,7 @@ class Entmax(Normalizer, name="entmax"):
         sparse=True,
         length_aware=False,
         jacobian_bound="1",
+        near_softmax=False,
     )
 
     def __init__(
@@ -70,6 +72,7 @@ class Entmax15(Normalizer, name="entmax15"):
         sparse=True,
         length_aware=False,
         jacobian_bound="1",
+        near_softmax=False,
     )
 
     def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
@@ -94,13 +97,13 @@ def entmax(logits: Tensor, alpha: float | Tensor, mask: Tensor | None = None) ->
 
 # Operators of their own, so that torch.compile and vmap need not look into loops whose length depends on the data.
 @torch.library.custom_op("attnlimits::entmax", mutates_args=())
-def _solve_fixed(logits: Tensor, alpha: float) -> Tensor:
-    return newton.solve(logits, alpha)
+def _solve_fixed(logits: Tensor, mask: Tensor | None, alpha: float) -> Tensor:
+    return newton.solve(logits, alpha, mask)
 
 
 @torch.library.custom_op("attnlimits::entmax_learned", mutates_args=())
-def _solve_learned(logits: Tensor, alpha: Tensor) -> Tensor:
-    return newton.solve(logits, alpha)
+def _solve_learned(logits: Tensor, mask: Tensor | None, alpha: Tensor) -> Tensor:
+    return newton.solve(logits, alpha, mask)
 
 
 @torch.library.custom_op("attnlimits::entmax_backward", mutates_args=())
@@ -115,31 +118,28 @@ def _(first: Tensor, *others: Any) -> Tensor:
     return torch.empty_like(first, memory_format=torch.contiguous_format)
 
 
-@_solve_fixed.register_vmap
-def _(info: Any, in_dims: tuple[int, None], logits: Tensor, alpha: float) -> tuple[Tensor, int]:
-    return _solve_fixed(logits.movedim(in_dims[0], 0), alpha), 0
+def _register_vmap(operator: CustomOpDef) -> None:
+    """The mapped dimension becomes the first one of the rows; what is not mapped broadcasts."""
+
+    def mapped(info: Any, in_dims: tuple[int | None, ...], first: Tensor, *others: Any) -> tuple[Tensor, int]:
+        dim = in_dims[0]
+        first = first.expand(info.batch_size, *first.shape) if dim is None else first.movedim(dim, 0)
+        moved = (
+            other if along is None else _aligned(other.movedim(along, 0), first.ndim)
+            for other, along in zip(others, in_dims[1:], strict=True)
+        )
+        return operator(first, *moved), 0
+
+    operator.register_vmap(mapped)
 
 
-@_solve_learned.register_vmap
-def _(info: Any, in_dims: tuple[int | None, int | None], logits: Tensor, alpha: Tensor) -> tuple[Tensor, int]:
-    logits = _batched(logits, in_dims[0], info.batch_size)
-    if in_dims[1] is not None:
-        alpha = alpha.movedim(in_dims[1], 0)
-        missing = logits.ndim - alpha.ndim
-        alpha = alpha.reshape(alpha.shape[0], *(1,) * missing, *alpha.shape[1:])
-    return _solve_learned(logits, alpha), 0
+def _aligned(tensor: Tensor, ndim: int) -> Tensor:
+    """Its first dimension stays first, the others stay last."""
+    return tensor.reshape(tensor.shape[0], *(1,) * (ndim - tensor.ndim), *tensor.shape[1:])
 
 
-@_pull_back.register_vmap
-def _(
-    info: Any, in_dims: tuple[int | None, int | None, None], weights: Tensor, grad: Tensor, alpha: float
-) -> tuple[Tensor, int]:
-    batched = (_batched(tensor, dim, info.batch_size) for tensor, dim in zip((weights, grad), in_dims[:2], strict=True))
-    return _pull_back(*batched, alpha), 0
-
-
-def _batched(tensor: Tensor, dim: int | None, batch_size: int) -> Tensor:
-    return tensor.expand(batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+for _operator in (_solve_fixed, _solve_learned, _pull_back):
+    _register_vmap(_operator)
 
 
 class _Entmax(torch.autograd.Function):
@@ -147,9 +147,7 @@ class _Entmax(torch.autograd.Function):
 
     @staticmethod
     def forward(logits: Tensor, mask: Tensor | None, alpha: float | Tensor) -> Tensor:
-        if mask is not None:
-            logits = torch.where(mask, logits, -torch.inf)
-        return _solve_learned(logits, alpha) if isinstance(alpha, Tensor) else _solve_fixed(logits, alpha)
+        return (_solve_learned if isinstance(alpha, Tensor) else _solve_fixed)(logits, mask, alpha)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None, float | Tensor], output: Tensor) -> None:

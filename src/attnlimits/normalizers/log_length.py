@@ -40,6 +40,7 @@ class LogLength(Normalizer, name="log_length"):
         sparse=False,
         length_aware=True,
         jacobian_bound="f(n) / 2",
+        near_softmax=True,
     )
     rescales_rows = True
 

@@ -4,8 +4,8 @@ With y = (alpha - 1)(z - max z), q = 1/(alpha - 1) and r = (y - tau)_+ the weigh
 to 1, that is ||r||_q = 1. The norm is convex in tau and falls, so that from tau = -1, where max r = 1, Newton's method
 rises monotonically and never passes the root. No sort; a pass reads the row once.
 
-Both ways run the same passes. Neither trusts their number: a row whose weights do not sum to 1 gets more of them until
-they do or its tau no longer moves, and what rounding leaves is divided out.
+Both ways run the same passes. Neither trusts their number: rows get more of them until their weights sum to 1
+within rounding or tau no longer moves, and what rounding leaves is divided out.
 """
 
 from __future__ import annotations
@@ -42,19 +42,21 @@ def set_compile(mode: str) -> None:
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
 
 
-def solve(logits: Tensor, alpha: float | Tensor) -> Tensor:
-    """alpha-entmax of every row, without gradient; a row of -inf gives 0.
+def solve(logits: Tensor, alpha: float | Tensor, mask: Tensor | None = None) -> Tensor:
+    """alpha-entmax of every row, without gradient; masked keys, and rows that have no others, get 0.
 
     Args:
         logits: (..., K), float32 or float64.
         alpha: in (1, 2], a number, or a tensor that broadcasts to (..., 1).
+        mask: bool, broadcastable to ``logits``, True = visible.
     """
     if not logits.numel():
         return torch.zeros_like(logits)
     rows_NxK = logits.reshape(-1, logits.shape[-1])
-    alpha = _by_row(alpha, logits)
-    solved = _run(_solve_compiled, _solve_eager, rows_NxK, alpha)
-    return solved.view(logits.shape)
+    if isinstance(alpha, Tensor):
+        alpha = alpha.expand(*logits.shape[:-1], 1).reshape(-1, 1)
+    mask_NxK = None if mask is None else mask.expand_as(logits).reshape(rows_NxK.shape)
+    return _run(_solve_compiled, _solve_eager, rows_NxK, alpha, mask_NxK).view(logits.shape)
 
 
 def pull_back(weights: Tensor, grad: Tensor, alpha: float) -> Tensor:
@@ -77,23 +79,29 @@ def metric(weights: Tensor, alpha: float | Tensor) -> Tensor:
     return torch.where(weights > 0, torch.where(weights > 0, weights, 1.0) ** (2 - alpha), 0.0)
 
 
-def newton_pass(y: Tensor, tau: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The weights at tau before division, their sum, and the next tau."""
+def newton_pass(y: Tensor, tau: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """One pass.
+
+    Returns:
+        The weights at tau before division, their sum, the next tau, and which rows are still open: their sum is above 1
+        by more than rounding explains, and tau moves.
+    """
     r = (y - tau).clamp_(min=0)
     powers, slope = _powers_and_slope(r, alpha)
     total = powers.sum(-1, keepdim=True)
     # (||r||_q - 1) ||r||_q^(q-1) / sum r^(q-1), with ||r||_q = total^(1/q)
     norm = _power(total, alpha - 1)
     step = (norm - 1) * _power(total, 2 - alpha) / slope.clamp(min=torch.finfo(y.dtype).tiny)
-    # Rounding must not let tau fall: it could then alternate for ever.
-    moved = torch.where(total > 1 + _tolerance(y), torch.maximum(tau, tau + step), tau)
-    return powers, total, moved
+    moved = torch.maximum(tau, tau + step)  # rounding must not let tau fall: it could then alternate for ever
+    open_rows = (total > 1 + 8 * torch.finfo(y.dtype).eps) & (moved > tau)
+    return powers, total, moved, open_rows
 
 
 def _powers_and_slope(r: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
     """r^q, and the row's sum of r^(q - 1) over r > 0."""
     if isinstance(alpha, float) and alpha == 2.0:
-        return r, torch.sign(r).sum(-1, keepdim=True)  # a sum of signs is ten times faster than counting
+        positive = torch.gt(r, 0, out=torch.empty_like(r))  # as numbers: to sum booleans is ten times slower
+        return r, positive.sum(-1, keepdim=True)
     if isinstance(alpha, float) and alpha == 1.5:
         return r * r, r.sum(-1, keepdim=True)
     lower = torch.where(r > 0, r ** (1 / (alpha - 1) - 1), 0.0)
@@ -115,14 +123,6 @@ def _shifted(logits: Tensor, alpha: float | Tensor) -> Tensor:
 
 def _divided(powers: Tensor, total: Tensor) -> Tensor:
     return powers / torch.where(total == 0, 1.0, total)
-
-
-def _tolerance(rows: Tensor) -> float:
-    return 8 * torch.finfo(rows.dtype).eps
-
-
-def _by_row(alpha: float | Tensor, logits: Tensor) -> float | Tensor:
-    return alpha.expand(*logits.shape[:-1], 1).reshape(-1, 1) if isinstance(alpha, Tensor) else alpha
 
 
 def _run(compiled: Callable[..., Tensor], eager: Callable[..., Tensor], rows: Tensor, *args: Any) -> Tensor:
@@ -147,23 +147,27 @@ def _first_line(error: Exception) -> str:
 
 
 def _chunks(size: int, *tensors: Any) -> Iterator[list[Any]]:
-    """The tensors' rows in pieces of ``size`` elements, on a CPU; elsewhere whole. Numbers go along unchanged."""
+    """The tensors' rows in pieces of ``size`` elements, on a CPU; elsewhere whole. What is no tensor goes along."""
     n_rows, n_keys = tensors[0].shape
     rows = max(1, size // n_keys) if tensors[0].device.type == "cpu" else n_rows
     for start in range(0, n_rows, rows):
         yield [each[start : start + rows] if isinstance(each, Tensor) else each for each in tensors]
 
 
-def _solve_eager(rows_NxK: Tensor, alpha: float | Tensor) -> Tensor:
+def _visible(rows: Tensor, mask: Tensor | None) -> Tensor:
+    return rows if mask is None else torch.where(mask, rows, -torch.inf)
+
+
+def _solve_eager(rows_NxK: Tensor, alpha: float | Tensor, mask_NxK: Tensor | None) -> Tensor:
     out_NxK = torch.empty_like(rows_NxK, memory_format=torch.contiguous_format)
-    for rows, part, out in _chunks(EAGER_CHUNK, rows_NxK, alpha, out_NxK):
-        y = _shifted(rows, part)
+    for rows, part, mask, out in _chunks(EAGER_CHUNK, rows_NxK, alpha, mask_NxK, out_NxK):
+        y = _shifted(_visible(rows, mask), part)
         tau = torch.full_like(y[:, :1], -1.0)
         while True:
-            powers, total, moved = newton_pass(y, tau, part)
-            if torch.equal(moved, tau):
+            _, _, tau, open_rows = newton_pass(y, tau, part)
+            if not open_rows.any():
                 break
-            tau = moved
+        powers, total, _, _ = newton_pass(y, tau, part)  # the last step squares an error that was rounding already
         out.copy_(_divided(powers, total))
     return out_NxK
 
@@ -175,30 +179,36 @@ def _pull_back_eager(weights_NxK: Tensor, grad_NxK: Tensor, alpha: float) -> Ten
     return out_NxK
 
 
-def _solve_compiled(rows_NxK: Tensor, alpha: float | Tensor) -> Tensor:
+def _solve_compiled(rows_NxK: Tensor, alpha: float | Tensor, mask_NxK: Tensor | None) -> Tensor:
     out_NxK = torch.empty_like(rows_NxK, memory_format=torch.contiguous_format)
     fixed = None if isinstance(alpha, Tensor) else alpha
-    for rows, part, out in _chunks(FUSED_CHUNK, rows_NxK, alpha, out_NxK):
+    for rows, part, mask, out in _chunks(FUSED_CHUNK, rows_NxK, alpha, mask_NxK, out_NxK):
+        rows = _visible(rows, mask)  # outside of the kernel, which would mask anew in every pass
         tau = rows.new_full((len(rows), 1), -1.0)
-        stands = torch.tensor(False)
-        while not stands:
-            tau, stands = _fused_solve(fixed)(rows, tau, out, *([part] if fixed is None else []))
+        passes = 5 if fixed is not None and fixed <= 1.5 else 6  # enough for N(0, 1)
+        while True:
+            tau, unfinished = _fused_solve(fixed, passes)(rows, tau, out, *([part] if fixed is None else []))
+            if not unfinished:
+                break
+            passes = 2
     return out_NxK
 
 
 @functools.cache
-def _fused_solve(alpha: float | None) -> Callable[..., tuple[Tensor, Tensor]]:
-    """A kernel of as many passes as most rows need: weights into ``out``; tau to go on from, and whether it stands."""
-    passes = 6 if alpha is not None and alpha <= 1.5 else 9
+def _fused_solve(alpha: float | None, passes: int) -> Callable[..., tuple[Tensor, Tensor]]:
+    """A kernel: so many passes, and one that writes the weights to ``out``; the tau to go on from, and whether to.
+
+    alpha is a number, or None where the kernel takes one a row.
+    """
 
     def kernel(logits: Tensor, tau: Tensor, out: Tensor, alpha_Nx1: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        given = alpha if alpha_Nx1 is None else alpha_Nx1
+        given: Any = alpha if alpha_Nx1 is None else alpha_Nx1
         y = _shifted(logits, given)
         for _ in range(passes):
             tau = newton_pass(y, tau, given)[2]
-        powers, total, moved = newton_pass(y, tau, given)
+        powers, total, moved, open_rows = newton_pass(y, tau, given)
         out.copy_(_divided(powers, total))
-        return moved, (moved == tau).all()
+        return moved, open_rows.any()
 
     return torch.compile(kernel, dynamic=True, fullgraph=True)
 
@@ -216,4 +226,3 @@ def _fused_pull_back(alpha: float) -> Callable[..., None]:
         out.copy_(project(metric(weights, alpha), grad))
 
     return torch.compile(kernel, dynamic=True, fullgraph=True)
-

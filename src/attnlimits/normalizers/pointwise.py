@@ -24,6 +24,7 @@ class Sigmoid(Normalizer, name="sigmoid"):
         sparse=False,
         length_aware=True,
         jacobian_bound="1/4",
+        near_softmax=False,
     )
 
     def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
@@ -47,6 +48,7 @@ class ReLU(Normalizer, name="relu"):
         sparse=True,
         length_aware=True,
         jacobian_bound="1/n",
+        near_softmax=False,
     )
 
     def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:

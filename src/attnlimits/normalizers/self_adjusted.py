@@ -33,6 +33,7 @@ class SASoftmax(Normalizer, name="sa_softmax"):
         sparse=False,
         length_aware=False,
         jacobian_bound="none",
+        near_softmax=False,
     )
 
     def __init__(self, *, variant: int = 3, T: float = 1.0, n_heads: int = 1, context_length: int = 1024) -> None:

@@ -23,6 +23,7 @@ class Softmax1(Normalizer, name="softmax1"):
         sparse=False,
         length_aware=False,
         jacobian_bound="1/2",
+        near_softmax=True,
     )
 
     def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
@@ -46,6 +47,7 @@ class Sink(Normalizer, name="sink"):
         sparse=False,
         length_aware=False,
         jacobian_bound="1/2",
+        near_softmax=True,
     )
 
     def __init__(self, *, sigma: float = -10.0, T: float = 1.0, n_heads: int = 1, context_length: int = 1024) -> None:

@@ -26,6 +26,7 @@ class Softmax(Normalizer, name="softmax"):
         sparse=False,
         length_aware=False,
         jacobian_bound="1/2",
+        near_softmax=True,
     )
     rescales_rows = True
 

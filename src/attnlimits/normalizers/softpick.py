@@ -27,6 +27,7 @@ class Softpick(Normalizer, name="softpick"):
         sparse=True,
         length_aware=False,
         jacobian_bound="none",
+        near_softmax=False,
     )
 
     def __init__(self, *, eps: float = 1e-8, T: float = 1.0, n_heads: int = 1, context_length: int = 1024) -> None:

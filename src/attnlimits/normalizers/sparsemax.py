@@ -24,6 +24,7 @@ class Sparsemax(Normalizer, name="sparsemax"):
         sparse=True,
         length_aware=False,
         jacobian_bound="1",
+        near_softmax=False,
     )
 
     def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:

@@ -29,6 +29,7 @@ class SSA(Normalizer, name="ssa"):
         sparse=False,
         length_aware=False,
         jacobian_bound="m b / 2",
+        near_softmax=True,
     )
 
     def __init__(

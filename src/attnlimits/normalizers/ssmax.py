@@ -11,8 +11,9 @@ from .base import Normalizer, Properties, masked_softmax, visible_keys
 class SSMax(Normalizer, name="ssmax"):
     """``p = softmax((s ln(n) + b) z / T)``, n = visible keys of the row, one learnable s, and b, per head.
 
-    Source: Nakanishi 2025, arXiv 2501.19399, which recommends no bias for long contexts. Without it, a key that leads all others by more than T/s keeps its
-    weight however long the row gets. A row with one visible key has factor 0 and gives no gradient to s.
+    Source: Nakanishi 2025, arXiv 2501.19399, which recommends no bias for long contexts. Without it, a key that leads
+    all others by more than T/s keeps its weight however long the row gets, and a row with one visible key has factor 0
+    and gives no gradient to s.
 
     Args:
         s: initial value of every head; None chooses 1 / mean of ln n over the rows 1..context_length, so that a model
@@ -29,6 +30,7 @@ class SSMax(Normalizer, name="ssmax"):
         sparse=False,
         length_aware=True,
         jacobian_bound="|s ln(n) + b| / 2",
+        near_softmax=True,
     )
     rescales_rows = True
 

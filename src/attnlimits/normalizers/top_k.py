@@ -28,6 +28,7 @@ class TopK(Normalizer, name="top_k"):
         sparse=True,
         length_aware=False,
         jacobian_bound="1/2",
+        near_softmax=False,
     )
 
     def __init__(self, *, k: int = 8, T: float = 1.0, n_heads: int = 1, context_length: int = 1024) -> None:

@@ -6,8 +6,8 @@
 Logits (12, 1024, 1024) in float32, three inputs: N(0, 1) under a causal mask, N(0, 1), N(0, 0.1). softmax and the
 package get the mask as users of them give it, filled with -inf. A figure is the median over rounds of the ratio of
 times in a round, the worst of the inputs: NAME_vs_softmax (below 1 = faster than softmax), NAME_vs_entmax (how many
-times faster than the package's sort). The error is the largest against float64; memory is the peak above the inputs, of a
-process of its own (Linux only), as a ratio to softmax's.
+times faster than the package's sort). The error is the largest against float64; memory is the peak above the inputs,
+of a process of its own (Linux only), as a ratio to softmax's.
 """
 
 from __future__ import annotations

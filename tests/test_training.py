@@ -55,8 +55,8 @@ def test_run_directory_holds_what_the_readme_promises(run: Callable, capsys: pyt
     result = run("normalizer=ssmax", "T=0.8", "trainer.max_steps=20", "optimizer.lr=3e-3")
     directory = result.directory
     names = {path.name for path in directory.iterdir()}
-    expected = {"config.yaml", "environment.json", "metrics.csv", "summary.json", "checkpoints", "model", "tokenizer"}
-    assert expected == names
+    files = {"config.yaml", "environment.json", "metrics.csv", "heads.parquet", "samples.jsonl", "summary.json"}
+    assert names == files | {"checkpoints", "model", "tokenizer"}
     assert {path.name for path in (directory / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
     saved = OmegaConf.load(directory / "config.yaml")
     assert (saved.T, saved.normalizer.name, saved.name) == (0.8, "ssmax", "ssmax-T0.8-L32")

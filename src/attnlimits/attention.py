@@ -69,6 +69,9 @@ def normalized_attention(
     output_BxHxQxD, weights = attend(
         normalizer, query_BxHxQxD, key_BxHxKxD, value_BxHxKxD, mask, scaling, dropout if module.training else 0.0
     )
+    observer: Any = module.observer
+    if observer is not None:
+        observer(module, query_BxHxQxD, key_BxHxKxD, value_BxHxKxD, mask, scaling, output_BxHxQxD)
     return output_BxHxQxD.transpose(1, 2).contiguous(), weights if module.wants_weights else None
 
 
@@ -172,6 +175,7 @@ def attach(model: PreTrainedModel, spec: Mapping[str, Any], *, T: float, context
         reference = next(layer.parameters())
         layer.normalizer = normalizer.to(device=reference.device, dtype=reference.dtype)
         layer.wants_weights = False  # type: ignore[assignment]
+        layer.observer = None  # type: ignore[assignment]  # set by the probe while it runs
     model.set_attn_implementation(INTERFACE)
     setattr(model.config, SETTINGS, {"spec": dict(spec), "T": T, "context_length": context_length})
     if not getattr(model.base_model, "_hands_out_weights", False):

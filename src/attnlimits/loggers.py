@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import csv
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 from lightning.fabric.loggers.csv_logs import _ExperimentWriter
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
+from torch import Tensor
 
 from .config import ConfigError, plain
+from .figures import heatmap
+from .metrics.verdict import VERDICTS
 
 
 def make_loggers(cfg: DictConfig, directory: Path, *, resumed_step: int | None = None) -> list[Logger]:
@@ -30,6 +36,52 @@ def make_loggers(cfg: DictConfig, directory: Path, *, resumed_step: int | None =
     elif cfg.logger.kind == "tensorboard":
         loggers.append(_tensorboard(directory))
     return loggers
+
+
+def log_scalars(loggers: Sequence[Logger], scalars: Mapping[str, float], step: int) -> None:
+    """Numbers by key to every logger, x = ``step`` optimizer steps done."""
+    for logger in loggers:
+        logger.log_metrics(dict(scalars), step=step)
+
+
+def log_heads(loggers: Sequence[Logger], heads: Mapping[str, Tensor], step: int) -> None:
+    """Values of every head, (layers, H) by metric, to heads.parquet: a row is a step, a layer and a head.
+
+    What a resumed run measures anew replaces what was there.
+    """
+    table = heads_table(heads, step)
+    path = run_directory(loggers) / "heads.parquet"
+    if path.is_file():
+        earlier = pd.read_parquet(path)
+        table = pd.concat([earlier[earlier["step"] < step], table], ignore_index=True)
+    table.to_parquet(path.with_suffix(".part"), index=False)
+    path.with_suffix(".part").replace(path)
+
+
+def heads_table(heads: Mapping[str, Tensor], step: int) -> pd.DataFrame:
+    """One row a head: step, layer, head, and a column a metric; verdicts as words."""
+    n_layers, n_heads = next(iter(heads.values())).shape
+    layer, head = (index.ravel() for index in np.indices((n_layers, n_heads)))
+    columns: dict[str, Any] = {name: values.flatten().numpy() for name, values in heads.items()}
+    columns["verdict"] = [VERDICTS[int(index)] for index in columns["verdict"]]
+    return pd.DataFrame({"step": step, "layer": layer, "head": head, **columns})
+
+
+def draw_heads(loggers: Sequence[Logger], heads: Mapping[str, Tensor], step: int, names: Sequence[str]) -> None:
+    """The same values to W&B: one table of all, and a heatmap (layers x heads) of each of ``names``."""
+    import wandb
+
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            pictures = {f"heads/{name}": wandb.Image(heatmap(heads[name], name)) for name in names if name in heads}
+            table = wandb.Table(dataframe=heads_table(heads, step))
+            logger.experiment.log({"heads/table": table, **pictures, "trainer/global_step": step})
+
+
+def run_directory(loggers: Sequence[Logger]) -> Path:
+    """Where the run's own files lie: where its metrics.csv does."""
+    (metrics,) = (logger for logger in loggers if isinstance(logger, MetricsFile))
+    return Path(metrics.log_dir)
 
 
 def finish(loggers: list[Logger], exit_code: int) -> None:

@@ -29,7 +29,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from . import backbone, loggers, rundir
-from .callbacks import RandomState, SaveLast, Throughput, save_best
+from .callbacks import RandomState, Samples, SaveLast, Throughput, save_best
 from .config import ConfigError, check, compile_mode, plain
 from .data import Blocks, TextData, make_blocks, read_text
 from .module import LanguageModel
@@ -174,6 +174,9 @@ def _fit(
     started: float,
 ) -> Result:
     ingredients.tokenizer.save_pretrained(directory / "tokenizer")
+    for callback in callbacks:
+        if isinstance(callback, Samples):
+            callback.tokenizer = ingredients.tokenizer
     throughput, best = Throughput(log_every=cfg.trainer.log_every), save_best(directory / "checkpoints")
     last = SaveLast(directory / "checkpoints", every_n_steps=cfg.trainer.validate_every)
     always = [ValidateAtEnd(), RandomState(), best, last]

@@ -1,8 +1,22 @@
 """When to measure and where to send it; no mathematics."""
 
+from .attention_probe import AttentionProbe
 from .checkpoints import SaveLast, save_best
+from .gradient_norms import GradientNorms
+from .normalizer_parameters import NormalizerParameters
 from .progress import Progress
 from .rng import RandomState
+from .samples import Samples
 from .throughput import Throughput
 
-__all__ = ["Progress", "RandomState", "SaveLast", "Throughput", "save_best"]
+__all__ = [
+    "AttentionProbe",
+    "GradientNorms",
+    "NormalizerParameters",
+    "Progress",
+    "RandomState",
+    "Samples",
+    "SaveLast",
+    "Throughput",
+    "save_best",
+]

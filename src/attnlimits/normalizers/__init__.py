@@ -12,7 +12,7 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
-from .base import REGISTRY, Normalizer, Properties
+from .base import REGISTRY, JacobianForm, Normalizer, Properties
 
 for _module in pkgutil.iter_modules(__path__):
     if _module.name == "__main__":
@@ -22,6 +22,7 @@ for _module in pkgutil.iter_modules(__path__):
 __all__ = [
     "NAMING",
     "REGISTRY",
+    "JacobianForm",
     "Normalizer",
     "Properties",
     "make_normalizer",

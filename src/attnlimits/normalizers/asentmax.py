@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .base import Normalizer, Properties, visible_keys
+from . import newton
+from .base import JacobianForm, Normalizer, Properties, visible_keys
 from .entmax import entmax
 
 
@@ -59,8 +60,21 @@ class ASEntmax(Normalizer, name="asentmax"):
         self.raw_beta_H = nn.Parameter(torch.full((n_heads,), math.log(math.expm1(beta))), requires_grad=learnable)
         self.gamma_H = nn.Parameter(torch.full((n_heads,), float(gamma)), requires_grad=learnable)
 
+    def learned(self) -> dict[str, Tensor]:
+        if not self.gamma_H.requires_grad:
+            return {}
+        return {"beta": F.softplus(self.raw_beta_H.detach()), "gamma": self.gamma_H.detach()}
+
     def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
-        log_n = torch.log1p(visible_keys(logits, mask).clamp(min=1).to(logits.dtype))
-        beta, gamma = F.softplus(self.raw_beta_H.to(logits.dtype)), self.gamma_H.to(logits.dtype)
-        factor = self.delta + beta[:, None] * log_n ** gamma[:, None]
+        factor = self.factor(visible_keys(logits, mask), logits.dtype)
         return entmax(logits * factor[..., None], self.alpha, mask)
+
+    def factor(self, n_visible: Tensor, dtype: torch.dtype) -> Tensor:
+        """(..., H, Q), by which a row of ``n_visible`` keys is multiplied."""
+        log_n = torch.log1p(n_visible.clamp(min=1).to(dtype))
+        beta, gamma = F.softplus(self.raw_beta_H.to(dtype)), self.gamma_H.to(dtype)
+        return self.delta + beta[:, None] * log_n ** gamma[:, None]
+
+    def jacobian_form(self, weights: Tensor, mask: Tensor) -> JacobianForm:
+        u = newton.metric(weights, self.alpha)
+        return JacobianForm(u, u.sum(-1), self.factor(mask.sum(-1), weights.dtype))

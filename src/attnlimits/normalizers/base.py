@@ -36,6 +36,21 @@ class Properties:
     near_softmax: bool
 
 
+@dataclass(frozen=True)
+class JacobianForm:
+    """The Jacobian of a row in the logits over T: dp/dz = factor (diag u - u u^T / total).
+
+    Attributes:
+        u: (..., Q, K), >= 0.
+        total: (..., Q) or a number, at least the sum of u; inf for an elementwise map.
+        factor: (..., Q) or a number.
+    """
+
+    u: Tensor
+    total: Tensor | float
+    factor: Tensor | float = 1.0
+
+
 REGISTRY: dict[str, type[Normalizer]] = {}
 
 
@@ -104,6 +119,23 @@ class Normalizer(nn.Module, abc.ABC):
             (..., H, Q), or None.
         """
         return None
+
+    def jacobian_form(self, weights: Tensor, mask: Tensor) -> JacobianForm | None:
+        """The Jacobian at these weights if it is a diagonal minus a rank-one matrix, else None.
+
+        Args:
+            weights: (..., H, Q, K), of this normalizer.
+            mask: bool, (..., Q, K), True = visible.
+        """
+        if not self.rescales_rows:
+            return None
+        scale = self.row_scale(mask.sum(-1))
+        return JacobianForm(weights, 1.0, 1.0 if scale is None else scale)
+
+    def learned(self) -> dict[str, Tensor]:
+        """The trained parameters by name, (H,) each, as they act on the weights."""
+        trained = ((name, p) for name, p in self.named_parameters(recurse=False) if p.requires_grad)
+        return {name.removesuffix("_H"): p.detach() for name, p in trained}
 
     def extra_repr(self) -> str:
         return f"T={self.T}"

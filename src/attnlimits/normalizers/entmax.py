@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.library import CustomOpDef
 
 from . import newton
-from .base import Normalizer, Properties, masked_softmax
+from .base import JacobianForm, Normalizer, Properties, masked_softmax
 
 
 class Entmax(Normalizer, name="entmax"):
@@ -53,9 +53,19 @@ class Entmax(Normalizer, name="entmax"):
         self.raw_alpha_H = nn.Parameter(torch.full((n_heads,), raw)) if learnable else None
 
     def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
-        if self.raw_alpha_H is not None:
-            return entmax(logits, 1 + torch.sigmoid(self.raw_alpha_H.to(logits.dtype))[:, None, None], mask)
-        return entmax(logits, self.alpha, mask)
+        return entmax(logits, self._alpha(logits.dtype), mask)
+
+    def learned(self) -> dict[str, Tensor]:
+        return {} if self.raw_alpha_H is None else {"alpha": 1 + torch.sigmoid(self.raw_alpha_H.detach())}
+
+    def _alpha(self, dtype: torch.dtype) -> float | Tensor:
+        if self.raw_alpha_H is None:
+            return self.alpha
+        return 1 + torch.sigmoid(self.raw_alpha_H.to(dtype))[:, None, None]
+
+    def jacobian_form(self, weights: Tensor, mask: Tensor) -> JacobianForm:
+        u = newton.metric(weights, self._alpha(weights.dtype))
+        return JacobianForm(u, u.sum(-1))
 
 
 class Entmax15(Normalizer, name="entmax15"):
@@ -77,6 +87,10 @@ class Entmax15(Normalizer, name="entmax15"):
 
     def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
         return entmax(logits, 1.5, mask)
+
+    def jacobian_form(self, weights: Tensor, mask: Tensor) -> JacobianForm:
+        u = newton.metric(weights, 1.5)
+        return JacobianForm(u, u.sum(-1))
 
 
 def entmax(logits: Tensor, alpha: float | Tensor, mask: Tensor | None = None) -> Tensor:

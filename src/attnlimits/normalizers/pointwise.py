@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import Normalizer, Properties, visible_keys, zero_masked
+from .base import JacobianForm, Normalizer, Properties, visible_keys, zero_masked
 
 
 class Sigmoid(Normalizer, name="sigmoid"):
@@ -32,6 +32,9 @@ class Sigmoid(Normalizer, name="sigmoid"):
         weights = torch.sigmoid(logits - n.log()[..., None])
         return zero_masked(weights, mask)
 
+    def jacobian_form(self, weights: Tensor, mask: Tensor) -> JacobianForm:
+        return JacobianForm(weights * (1 - weights), torch.inf)
+
 
 class ReLU(Normalizer, name="relu"):
     """``p_i = max(z_i/T, 0) / n``, n = visible keys of the row.
@@ -55,3 +58,6 @@ class ReLU(Normalizer, name="relu"):
         n = visible_keys(logits, mask).clamp(min=1).to(logits.dtype)
         weights = torch.relu(logits) / n[..., None]
         return zero_masked(weights, mask)
+
+    def jacobian_form(self, weights: Tensor, mask: Tensor) -> JacobianForm:
+        return JacobianForm((weights > 0) / mask.sum(-1, keepdim=True).clamp(min=1), torch.inf)

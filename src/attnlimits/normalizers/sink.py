@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .base import Normalizer, Properties, zero_masked
+from .base import JacobianForm, Normalizer, Properties, zero_masked
 
 
 class Softmax1(Normalizer, name="softmax1"):
@@ -28,6 +28,9 @@ class Softmax1(Normalizer, name="softmax1"):
 
     def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
         return softmax_with_sink(logits, logits.new_zeros(()), mask)
+
+    def jacobian_form(self, weights: Tensor, mask: Tensor) -> JacobianForm:
+        return JacobianForm(weights, 1.0)
 
 
 class Sink(Normalizer, name="sink"):
@@ -56,6 +59,9 @@ class Sink(Normalizer, name="sink"):
 
     def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
         return softmax_with_sink(logits, self.sigma_H.to(logits.dtype)[:, None, None], mask)
+
+    def jacobian_form(self, weights: Tensor, mask: Tensor) -> JacobianForm:
+        return JacobianForm(weights, 1.0)
 
 
 def softmax_with_sink(logits: Tensor, sink: Tensor, mask: Tensor | None) -> Tensor:

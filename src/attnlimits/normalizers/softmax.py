@@ -39,6 +39,9 @@ class Softmax(Normalizer, name="softmax"):
     def row_scale(self, n_visible: Tensor) -> Tensor | None:
         return None if self.log_T_H is None else torch.exp(-self.log_T_H)[:, None]
 
+    def learned(self) -> dict[str, Tensor]:
+        return {} if self.log_T_H is None else {"T": self.T * self.log_T_H.detach().exp()}
+
     def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
         if self.log_T_H is not None:
             logits = logits * torch.exp(-self.log_T_H.to(logits.dtype))[:, None, None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .base import Normalizer, Properties
+from .base import JacobianForm, Normalizer, Properties
 from .entmax import entmax
 
 
@@ -29,3 +29,7 @@ class Sparsemax(Normalizer, name="sparsemax"):
 
     def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
         return entmax(logits, 2.0, mask)
+
+    def jacobian_form(self, weights: Tensor, mask: Tensor) -> JacobianForm:
+        u = weights.sign()
+        return JacobianForm(u, u.sum(-1))

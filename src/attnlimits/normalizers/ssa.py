@@ -48,6 +48,11 @@ class SSA(Normalizer, name="ssa"):
         self.log_b_H = nn.Parameter(torch.full((n_heads,), math.log(b)), requires_grad=learnable)
         self.log_m_H = nn.Parameter(torch.full((n_heads,), math.log(m)), requires_grad=learnable)
 
+    def learned(self) -> dict[str, Tensor]:
+        if not self.log_b_H.requires_grad:
+            return {}
+        return {"b": self.log_b_H.detach().exp(), "m": self.log_m_H.detach().exp().clamp(min=1)}
+
     def normalize(self, logits: Tensor, mask: Tensor | None) -> Tensor:
         b = self.log_b_H.to(logits.dtype).exp()[:, None, None]
         m = self.log_m_H.to(logits.dtype).exp().clamp(min=1)[:, None, None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import Normalizer, Properties, masked_softmax
+from .base import JacobianForm, Normalizer, Properties, masked_softmax
 
 
 class TopK(Normalizer, name="top_k"):
@@ -44,3 +44,6 @@ class TopK(Normalizer, name="top_k"):
         ranked = logits.masked_fill(~visible, -torch.inf)
         chosen = torch.zeros_like(visible).scatter(-1, ranked.topk(self.k, dim=-1).indices, True)
         return masked_softmax(logits, chosen & visible)
+
+    def jacobian_form(self, weights: Tensor, mask: Tensor) -> JacobianForm:
+        return JacobianForm(weights, 1.0)

@@ -1,0 +1,171 @@
+"""One side-effect-free pass over a model that hands out every attention layer, for a chosen set of query rows.
+
+    for values in probe(model, input_ids, measure, n_rows=128): ...
+
+The model runs in eval mode, so nothing random is drawn; its train mode comes back as it was, no gradient is left
+behind, and a layer's tensors are gone before the next layer's are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from .attention import attention_layers
+from .metrics.likelihood import token_nll
+from .normalizers import Normalizer
+
+Measured = TypeVar("Measured")
+
+
+@dataclass(frozen=True)
+class LayerView:
+    """What one attention layer did with the chosen query rows, in float32 or better.
+
+    Attributes:
+        index: of the layer, from 0.
+        normalizer: its own.
+        logits_BxHxRxK: scaled, not divided by T.
+        mask: bool, broadcastable to the logits, True = visible.
+        weights_BxHxRxK: before dropout.
+        values_BxHxKxD: value vectors.
+    """
+
+    index: int
+    normalizer: Normalizer
+    logits_BxHxRxK: Tensor
+    mask: Tensor
+    weights_BxHxRxK: Tensor
+    values_BxHxKxD: Tensor
+
+
+def spread_rows(length: int, n_rows: int) -> Tensor:
+    """At most ``n_rows`` of the query rows 0 .. length - 1, evenly spread, the last always among them."""
+    return torch.linspace(length - 1, 0, min(n_rows, length), dtype=torch.float64).round().long().flip(0)
+
+
+def probe(
+    model: PreTrainedModel, input_ids_BxL: Tensor, measure: Callable[[LayerView], Measured], *, n_rows: int = 128
+) -> list[Measured]:
+    """Run the model once, and ``measure`` on every attention layer.
+
+    Args:
+        model: with a normalizer attached.
+        input_ids_BxL: without padding.
+        measure: called once a layer, in order, without gradients; keep only small results of it.
+        n_rows: how many query rows; all where the blocks are shorter.
+
+    Returns:
+        What ``measure`` returned, layer by layer.
+
+    Raises:
+        ValueError: the model has no attention layer with a normalizer.
+    """
+    rows = spread_rows(input_ids_BxL.shape[1], n_rows).to(input_ids_BxL.device)
+    measured: list[Measured] = []
+
+    def observe(layer: _Layer) -> None:
+        measured.append(measure(layer.view(rows)))
+
+    with _observed(model, observe), torch.no_grad():
+        model.base_model(input_ids=input_ids_BxL, use_cache=False)
+    return measured
+
+
+def logit_gradients(model: PreTrainedModel, tokens_BxL1: Tensor, *, n_rows: int = 128) -> Tensor:
+    """How much the loss changes with the attention logits: (layers, H), root mean square over blocks and rows.
+
+    Of every chosen row the norm of d loss / d logits is taken, the loss being the sum over all predicted tokens in
+    nats: of the mean it would shrink with the number of tokens. This is the gradient that vanishes with saturated or
+    very sharp attention. Nothing is added to any ``.grad``.
+    """
+    layers: list[_Layer] = []
+    # Lightning validates in inference mode, in which no graph could be made.
+    with _observed(model, layers.append), torch.inference_mode(False), torch.enable_grad():
+        tokens = tokens_BxL1.clone()
+        rows = spread_rows(tokens.shape[1] - 1, n_rows).to(tokens.device)
+        logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
+        loss = token_nll(logits, tokens[:, 1:]).double().sum()
+        by_output = torch.autograd.grad(loss, [layer.output_BxHxQxD for layer in layers])
+        return torch.stack([layer.logit_gradient(grad, rows) for layer, grad in zip(layers, by_output, strict=True)])
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The tensors of one attention call."""
+
+    index: int
+    normalizer: Normalizer
+    query_BxHxQxD: Tensor
+    key_BxHxKxD: Tensor
+    value_BxHxKxD: Tensor
+    visible: Tensor | None  # of the model, (B, 1, Q, K); None = causal
+    scaling: float
+    output_BxHxQxD: Tensor
+
+    def logits(self, rows: Tensor) -> Tensor:
+        dtype = torch.promote_types(self.query_BxHxQxD.dtype, torch.float32)
+        chosen = self.query_BxHxQxD.index_select(-2, rows).to(dtype)
+        return chosen @ self.key_BxHxKxD.to(dtype).transpose(-1, -2) * self.scaling
+
+    def mask(self, rows: Tensor) -> Tensor:
+        if self.visible is not None:
+            return self.visible.index_select(-2, rows)
+        return torch.arange(self.key_BxHxKxD.shape[-2], device=rows.device) <= rows[:, None]
+
+    def view(self, rows: Tensor) -> LayerView:
+        logits, mask = self.logits(rows), self.mask(rows)
+        return LayerView(self.index, self.normalizer, logits, mask, self.normalizer(logits, mask), self.value_BxHxKxD)
+
+    def logit_gradient(self, grad_BxHxQxD: Tensor, rows: Tensor) -> Tensor:
+        logits = self.logits(rows).detach().requires_grad_()
+        weights = self.normalizer(logits, self.mask(rows))
+        by_weights = grad_BxHxQxD.index_select(-2, rows) @ self.value_BxHxKxD.detach().transpose(-1, -2)
+        (by_logits,) = torch.autograd.grad(weights, logits, by_weights.to(weights.dtype))
+        return by_logits.double().square().sum(-1).mean(dim=(0, -1)).sqrt()
+
+
+@contextmanager
+def _observed(model: PreTrainedModel, observe: Callable[[_Layer], None]) -> Iterator[None]:
+    """In eval mode, and with every attention layer telling ``observe`` of its call; afterwards as before."""
+    layers = [
+        layer for _, layer in attention_layers(model) if isinstance(getattr(layer, "normalizer", None), Normalizer)
+    ]
+    if not layers:
+        raise ValueError(
+            f"{type(model).__name__} has no normalizer: call attnlimits.attention.attach(model, ...) first"
+        )
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    for index, layer in enumerate(layers):
+        layer.observer = _observer(index, observe)  # type: ignore[assignment]
+    try:
+        with torch.autocast(next(model.parameters()).device.type, enabled=False):
+            yield
+    finally:
+        for layer in layers:
+            layer.observer = None  # type: ignore[assignment]
+        for module, training in modes.items():
+            module.training = training
+
+
+def _observer(index: int, observe: Callable[[_Layer], None]) -> Callable[..., None]:
+    def tell(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        scaling: float,
+        output: Tensor,
+    ) -> None:
+        normalizer: Any = module.normalizer
+        observe(_Layer(index, normalizer, query, key, value, mask, scaling, output))
+
+    return tell

@@ -216,7 +216,7 @@ def test_decoders_with_grouped_heads_go_through_the_interface(tokens: Tensor, na
     llama = llama.double().eval()
     expected = llama(tokens).logits
     actual = with_normalizer(llama, name)(tokens).logits
-    if name == "softmax":
+    if name in ("softmax", "elastic"):  # which starts as softmax
         torch.testing.assert_close(actual, expected, atol=1e-12, rtol=0)
     else:
         assert (actual - expected).abs().max() > 1e-6
@@ -227,3 +227,24 @@ def test_model_outside_the_interface_is_refused(plain: PreTrainedModel) -> None:
     del model.transformer.h[1]
     with pytest.raises(ValueError, match="1 attention layers of 2"):
         attach(model, {"name": "softmax"}, T=1.0, context_length=64)
+
+
+FUSED_VARIANTS = (
+    {"name": "softmax", "learnable": True},
+    {"name": "ssmax", "bias": True},
+    {"name": "log_length", "variant": "yarn", "n_train": 4},
+    {"name": "log_length", "variant": "critical", "gamma": 0.7},
+)
+
+
+@pytest.mark.parametrize("spec", FUSED_VARIANTS, ids=str)
+def test_fused_equals_explicit_for_every_variant(plain: PreTrainedModel, tokens: Tensor, spec: dict) -> None:
+    model = attach(copy.deepcopy(plain), spec, T=0.7, context_length=64).double()
+    for _, layer in attention_layers(model):
+        for parameter in layer.normalizer.parameters():
+            parameter.data = torch.linspace(0.3, 0.9, parameter.numel(), dtype=torch.float64)
+    mask = torch.ones_like(tokens)
+    mask[0, :4] = 0  # left padding
+    fused = model(tokens, attention_mask=mask).logits
+    explicit = model(tokens, attention_mask=mask, output_attentions=True).logits
+    torch.testing.assert_close(fused[mask.bool()], explicit[mask.bool()], atol=1e-12, rtol=0)

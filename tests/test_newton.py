@@ -54,6 +54,7 @@ def test_newton_agrees_with_bisection_of_the_package(row: list[float], alpha: fl
     torch.testing.assert_close(newton.solve(logits, alpha), expected, atol=1e-8, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_eager_again")
 @pytest.mark.parametrize("alpha", [2.0, 1.5])
 def test_compiled_equals_eager_and_lengths_share_a_kernel(alpha: float) -> None:
@@ -71,17 +72,16 @@ def test_compiled_equals_eager_and_lengths_share_a_kernel(alpha: float) -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_eager_again")
 def test_compiled_goes_on_where_its_passes_do_not_suffice() -> None:
     """Many keys, spread evenly over [0, 1], take more passes than the kernel has."""
     hard = torch.rand(2, 100_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     newton.set_compile("on")
-    for alpha in (2.0, 1.5, torch.tensor([[1.7]], dtype=torch.float64)):
-        weights = newton.solve(hard, alpha)
-        torch.testing.assert_close(weights.sum(-1), torch.ones(2, dtype=torch.float64), atol=1e-12, rtol=0)
-        newton.set_compile("off")
-        torch.testing.assert_close(weights, newton.solve(hard, alpha), atol=1e-12, rtol=0)
-        newton.set_compile("on")
+    weights = newton.solve(hard, 2.0)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, dtype=torch.float64), atol=1e-12, rtol=0)
+    newton.set_compile("off")
+    torch.testing.assert_close(weights, newton.solve(hard, 2.0), atol=1e-12, rtol=0)
 
 
 @pytest.mark.usefixtures("_eager_again")

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 import train as train_script
 from attnlimits import cli
+from attnlimits.normalizers import REGISTRY
 from attnlimits.training import validation_rows
 
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
@@ -81,7 +82,9 @@ def test_every_other_command_is_known() -> None:
         if command[0] == "make":
             assert re.search(rf"^{command[1]}:", makefile, re.MULTILINE)
         else:
-            assert command[:2] in (["wandb", "sync"], ["python", "benchmarks/training_step.py"])
+            known = (["wandb", "sync"], ["python", "-m", "attnlimits.dashboard"])
+            is_benchmark = command[0] == "python" and (PROJECT / command[1]).is_file()
+            assert is_benchmark or any(command[: len(words)] == words for words in known)
 
 
 @pytest.mark.slow
@@ -93,9 +96,33 @@ def test_benchmark_command_writes_the_figures(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(training_step, "GPT2Config", lambda: GPT2Config(n_layer=1, n_embd=32, n_head=2))
     monkeypatch.setattr(training_step, "peak_mb", lambda variant, length: 1.0)
-    figures = training_step.measure({256: 1, 1024: 1})
+    figures = training_step.measure(["softmax", "ssmax", "sparsemax"], {256: 1, 1024: 1})
     wanted = {f"softmax_time_vs_sdpa_{length}" for length in (256, 1024)} | {"softmax_memory_vs_sdpa_1024"}
     assert wanted | {"ssmax_time_vs_sdpa_1024", "sparsemax_time_vs_sdpa_1024"} <= set(figures)
+
+
+@pytest.mark.slow
+def test_other_benchmarks_write_their_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
+    import normalizers
+    import probe_overhead
+    from transformers import GPT2Config
+
+    monkeypatch.setattr(normalizers, "SHAPE", (2, 16, 16))
+    monkeypatch.setattr(normalizers, "WAYS", {"compiled": "off", "eager": "off"})  # no time to compile
+    monkeypatch.setattr(normalizers, "peak_mb", lambda contestant, kind: 1.0)
+    found = normalizers.measure(rounds=1)
+    for name in ("sparsemax", "entmax15"):
+        for figure in ("compiled_vs_softmax", "eager_vs_softmax", "compiled_vs_entmax", "eager_vs_entmax"):
+            assert found[f"{name}_{figure}"] > 0
+        assert {f"{name}_max_error", f"{name}_memory_vs_softmax"} <= set(found)
+    assert {f"{name}_vs_softmax" for name in REGISTRY} - {"sparsemax_vs_softmax", "entmax15_vs_softmax"} <= set(found)
+
+    monkeypatch.setattr(probe_overhead, "LENGTHS", (32, 64))
+    small = {"n_layer": 1, "n_embd": 32, "n_head": 2}
+    monkeypatch.setattr(probe_overhead, "GPT2Config", lambda **_: GPT2Config(**small, n_positions=1024))
+    assert {"training_slowdown", "probe_vs_step"} <= set(probe_overhead.cost(rounds=1))
+    assert "probe_growth_exponent" in probe_overhead.growth(rounds=1)
 
 
 @pytest.mark.slow

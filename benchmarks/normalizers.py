@@ -4,10 +4,10 @@
     python benchmarks/normalizers.py --json normalizers.json
 
 Logits (12, 1024, 1024) in float32, three inputs: N(0, 1) under a causal mask, N(0, 1), N(0, 0.1). softmax and the
-package get the mask as users of them give it, filled with -inf. A figure is the median over rounds of the ratio of
-times in a round, the worst of the inputs: NAME_vs_softmax (below 1 = faster than softmax), NAME_vs_entmax (how many
-times faster than the package's sort). The error is the largest against float64; memory is the peak above the inputs,
-of a process of its own (Linux only), as a ratio to softmax's.
+package get the mask as users of them give it, filled with -inf. Each normalizer is timed right after softmax, and its
+time taken to that one; a figure is the median over rounds, the worst of the inputs: NAME_vs_softmax (below 1 = faster
+than softmax), NAME_vs_entmax (how many times faster than the package's sort). The error is the largest against
+float64; memory is the peak above the inputs, of a process of its own (Linux only), as a ratio to softmax's.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from attnlimits.normalizers import REGISTRY, make_normalizer, newton
 from attnlimits.normalizers.entmax import entmax
 
 SHAPE = (12, 1024, 1024)
+BASELINE = "baseline"
 SPARSE = {"sparsemax": 2.0, "entmax15": 1.5}  # with their alpha
 WAYS = {"compiled": "on", "eager": "off"}
 Weights = Callable[[Tensor, Tensor | None], Tensor]
@@ -61,7 +62,7 @@ def ours(name: str, compile_mode: str = "off") -> Weights:
 
 def contestants() -> dict[str, Weights]:
     """By name, as far as a figure's name begins."""
-    found = {"baseline": filled(torch.softmax)}
+    found = {BASELINE: filled(torch.softmax)}
     for name in REGISTRY:
         if name in SPARSE:
             found |= {f"{name}_{way}": ours(name, mode) for way, mode in WAYS.items()}
@@ -79,29 +80,29 @@ def seconds(weights: Weights, logits: Tensor, mask: Tensor | None, grad: Tensor)
 
 
 def time_rounds(logits: Tensor, mask: Tensor | None, rounds: int) -> list[dict[str, float]]:
-    """Seconds by contestant of every round, in an order that rotates, after a round that is not counted."""
+    """Every contestant's time to that of softmax right before it, by round, after a round that is not counted."""
     grad = torch.randn(SHAPE, generator=torch.Generator().manual_seed(1))
     running = contestants()
-    names = list(running)
-    rows = []
-    for shift in range(rounds + 1):
-        order = names[shift % len(names) :] + names[: shift % len(names)]
-        rows.append({name: seconds(running[name], logits, mask, grad) for name in order})
+    softmax = running.pop(BASELINE)
+    rows: list[dict[str, float]] = []
+    for _ in range(rounds + 1):
+        rows.append({})
+        for name, weights in running.items():
+            before = seconds(softmax, logits, mask, grad)
+            rows[-1][name] = seconds(weights, logits, mask, grad) / before
     return rows[1:]
-
-
-def ratio(rows: list[dict[str, float]], name: str, to: str) -> float:
-    return statistics.median(row[name] / row[to] for row in rows)
 
 
 def speed_figures(by_input: list[list[dict[str, float]]]) -> dict[str, float]:
     figures = {}
-    for name in sorted(by_input[0][0].keys() - {"baseline"}):
+    for name in sorted(by_input[0][0]):
         if not name.endswith("_package"):
-            figures[f"{name}_vs_softmax"] = max(ratio(rows, name, "baseline") for rows in by_input)
+            figures[f"{name}_vs_softmax"] = max(statistics.median(row[name] for row in rows) for rows in by_input)
         if name.endswith(("_compiled", "_eager")):
             sort = name.rsplit("_", 1)[0] + "_package"
-            figures[f"{name}_vs_entmax"] = min(ratio(rows, sort, name) for rows in by_input)
+            figures[f"{name}_vs_entmax"] = min(
+                statistics.median(row[sort] / row[name] for row in rows) for rows in by_input
+            )
     return figures
 
 
@@ -139,7 +140,7 @@ def memory_figures() -> dict[str, float]:
     for name in SPARSE:
         worst = 0.0
         for kind in inputs():
-            softmax = peak_mb("baseline", kind)
+            softmax = peak_mb(BASELINE, kind)
             worst = max(worst, *(peak_mb(f"{name}_{way}", kind) / softmax for way in WAYS))
         figures[f"{name}_memory_vs_softmax"] = worst
     return figures

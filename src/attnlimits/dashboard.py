@@ -145,7 +145,7 @@ def _chart(key: str, metrics: pd.DataFrame) -> str:
     first, last = drawn.index.min(), drawn.index.max()
 
     def at(step: float, value: float) -> tuple[float, float]:
-        x = 46 + 246 * (step - first) / max(last - first, 1)
+        x = 56 + 236 * (step - first) / max(last - first, 1)
         return x, 118 - 104 * ((value - low) / (high - low) if high > low else 0.5)
 
     shapes = []
@@ -154,10 +154,11 @@ def _chart(key: str, metrics: pd.DataFrame) -> str:
         text = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         shapes.append(f'<polyline class="{"layer" if column in layers else "mean"}" points="{text}"/>')
     x, y = points[-1]
+    top, bottom = _apart(high, low)
     labels = (
-        f'<text x="42" y="18" text-anchor="end">{_short(high)}</text>'
-        f'<text x="42" y="120" text-anchor="end">{_short(low)}</text>'
-        f'<text x="46" y="136">{first}</text><text x="292" y="136" text-anchor="end">{last}</text>'
+        f'<text x="52" y="18" text-anchor="end">{top}</text>'
+        f'<text x="52" y="120" text-anchor="end">{bottom}</text>'
+        f'<text x="56" y="136">{first}</text><text x="292" y="136" text-anchor="end">{last}</text>'
     )
     value = _short(drawn[key].dropna().iloc[-1])
     return (
@@ -176,12 +177,13 @@ def _heatmap(name: str, heads: pd.DataFrame) -> str:
     for layer, row in table.iterrows():
         cells.append(f"<span>{layer}</span>")
         cells += [_cell(f"layer {layer} head {head}", value, low, high) for head, value in row.items()]
+    bottom, top = _apart(low, high)
     columns = f"grid-template-columns: 1.6em repeat({len(table.columns)}, 1fr)"
     stops = ", ".join(f"rgb{colour}" for colour in VIRIDIS)
     return (
         f'<div class="card"><h3>{html.escape(name)} by layer and head, step {last["step"].iloc[0]}</h3>'
-        f'<div class="heat" style="{columns}">{"".join(cells)}</div><div class="scale">{_short(low)}'
-        f'<i style="background: linear-gradient(90deg, {stops})"></i>{_short(high)}</div></div>'
+        f'<div class="heat" style="{columns}">{"".join(cells)}</div><div class="scale">{bottom}'
+        f'<i style="background: linear-gradient(90deg, {stops})"></i>{top}</div></div>'
     )
 
 
@@ -201,6 +203,15 @@ def _colour(position: float) -> tuple[int, ...]:
 
 def _short(value: float) -> str:
     return f"{value:.3g}"
+
+
+def _apart(a: float, b: float) -> tuple[str, str]:
+    """Both in as many digits as it takes to tell them apart, six at most."""
+    for digits in range(3, 7):
+        texts = f"{a:.{digits}g}", f"{b:.{digits}g}"
+        if texts[0] != texts[1]:
+            break
+    return texts
 
 
 # ----------------------------------------------------------------------------------------------------------- W&B

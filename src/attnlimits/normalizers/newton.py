@@ -38,8 +38,6 @@ def set_compile(mode: str) -> None:
     if mode not in MODES:
         raise ValueError(f"compile={mode}: must be one of {', '.join(MODES)}")
     _state.update(mode=mode, said=False)
-    if mode != "off":
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
 
 
 def solve(logits: Tensor, alpha: float | Tensor, mask: Tensor | None = None) -> Tensor:
@@ -210,6 +208,12 @@ def _fused_solve(alpha: float | None, passes: int) -> Callable[..., tuple[Tensor
         out.copy_(_divided(powers, total))
         return moved, open_rows.any()
 
+    return _compile(kernel)
+
+
+def _compile(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """One kernel for all lengths. torch counts variants by source line, and gives up after a few."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
     return torch.compile(kernel, dynamic=True, fullgraph=True)
 
 
@@ -225,4 +229,4 @@ def _fused_pull_back(alpha: float) -> Callable[..., None]:
     def kernel(weights: Tensor, grad: Tensor, out: Tensor) -> None:
         out.copy_(project(metric(weights, alpha), grad))
 
-    return torch.compile(kernel, dynamic=True, fullgraph=True)
+    return _compile(kernel)

@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from attnlimits.attention import attach
 from attnlimits.metrics.likelihood import token_nll
 from attnlimits.normalizers import REGISTRY
-from attnlimits.probe import logit_gradients, probe, spread_rows
+from attnlimits.probe import probe, probe_with_gradients, spread_rows
 
 
 def tiny(kind: str = "gpt2", name: str = "softmax", T: float = 1.0) -> PreTrainedModel:
@@ -40,7 +40,7 @@ def test_weights_are_those_of_the_model(kind: str, name: str) -> None:
 def test_logit_gradients_are_those_of_autograd(name: str) -> None:
     """Against a bias added to every logit, whose gradient autograd gives."""
     model = tiny(name=name, T=0.7).eval()
-    found = logit_gradients(model, TOKENS, n_rows=100)
+    found = probe_with_gradients(model, TOKENS, lambda view: None, n_rows=100)[1]
     for index, block in enumerate(model.transformer.h):
         normalize, biases = block.attn.normalizer.normalize, []
 
@@ -64,7 +64,7 @@ def test_nothing_is_left_behind() -> None:
     state = torch.get_rng_state()
     with torch.inference_mode():  # as Lightning validates
         probe(model, TOKENS, lambda view: None)
-        logit_gradients(model, TOKENS)
+        probe_with_gradients(model, TOKENS, lambda view: None)
     assert [module.training for module in model.modules()] == modes
     assert torch.equal(torch.get_rng_state(), state)
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .metrics import jacobian
-from .metrics.distance import distance
+from .metrics.distance import distance, terms
 from .metrics.separability import anisotropy, separability
 from .metrics.topn import rank_keys, top_n
 from .metrics.vanishing import log_slope, vanishing
@@ -39,20 +39,29 @@ def measure_layer(view: LayerView, settings: Settings) -> dict[str, Tensor]:
     """Every metric of the layer's heads, (H,) float64: means over blocks and rows, rows left out where undefined."""
     weights, x = view.weights_BxHxRxK, view.values_BxHxKxD
     mask = view.mask.expand_as(weights)
-    rows = vanishing(weights, mask, top_k=settings.top_k) | anisotropy(x, mask)
-    ranked = rank_keys(weights, mask)
-    for size in settings.top_n:
-        if size < weights.shape[-1]:
-            top = top_n(ranked, mask, size)
-            sums_to_one = view.normalizer.properties.row_sum == "one"
-            by_name = distance(weights, x, top, sums_to_one=sums_to_one) | {
-                "separability": separability(weights, x, top)
-            }
-            rows |= {f"{name}_n{size}": value for name, value in by_name.items()}
+    sums_to_one = view.normalizer.properties.row_sum == "one"
+    # Head by head: the float64 temporaries of one find place in a core's cache.
+    heads_of = (tensor.split(1, dim=1) for tensor in (weights, x, mask))
+    by_head = [_measure_rows(a, v, m, settings, sums_to_one) for a, v, m in zip(*heads_of, strict=True)]
+    rows = {name: torch.cat([head[name] for head in by_head], dim=1) for name in by_head[0]}
     norm = spectral_norm(view.normalizer, view.logits_BxHxRxK, weights, mask)
     heads = {name: value.nanmean(dim=(0, -1)) for name, value in rows.items()} | _jacobian(norm, view.normalizer.T)
     slope, error = log_slope(rows["max_weight"].mean(0), mask[0].sum(-1))
     return heads | {"max_weight_slope": slope, "max_weight_slope_error": error} | _verdict(heads, slope, settings)
+
+
+def _measure_rows(weights: Tensor, x: Tensor, mask: Tensor, settings: Settings, sums_to_one: bool) -> dict[str, Tensor]:
+    ranked = rank_keys(weights, mask)
+    weights = weights.double()  # once, for all that follow
+    shared = terms(weights, x)
+    rows = vanishing(weights, mask, top_k=settings.top_k) | anisotropy(x, mask)
+    for size in settings.top_n:
+        if size < weights.shape[-1]:
+            top = top_n(ranked, mask, size)
+            by_name = distance(weights, x, top, sums_to_one=sums_to_one, of=shared)
+            by_name["separability"] = separability(weights, x, top)
+            rows |= {f"{name}_n{size}": value for name, value in by_name.items()}
+    return rows
 
 
 def spectral_norm(normalizer: Normalizer, logits: Tensor, weights: Tensor, mask: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """One side-effect-free pass over a model that hands out every attention layer, for a chosen set of query rows.
 
     for values in probe(model, input_ids, measure, n_rows=128): ...
+    values, gradients = probe_with_gradients(model, tokens, measure)
 
 The model runs in eval mode, so nothing random is drawn; its train mode comes back as it was, no gradient is left
 behind, and a layer's tensors are gone before the next layer's are made.
@@ -78,22 +79,37 @@ def probe(
     return measured
 
 
-def logit_gradients(model: PreTrainedModel, tokens_BxL1: Tensor, *, n_rows: int = 128) -> Tensor:
-    """How much the loss changes with the attention logits: (layers, H), root mean square over blocks and rows.
+def probe_with_gradients(
+    model: PreTrainedModel, tokens_BxL1: Tensor, measure: Callable[[LayerView], Measured], *, n_rows: int = 128
+) -> tuple[list[Measured], Tensor]:
+    """:func:`probe` on all tokens but the last, and from the same pass how much the loss changes with the logits.
 
     Of every chosen row the norm of d loss / d logits is taken, the loss being the sum over all predicted tokens in
     nats: of the mean it would shrink with the number of tokens. This is the gradient that vanishes with saturated or
     very sharp attention. Nothing is added to any ``.grad``.
+
+    Returns:
+        What ``measure`` returned, layer by layer; and (layers, H), the root mean square of that norm over blocks and
+        rows.
     """
     layers: list[_Layer] = []
+    measured: list[Measured] = []
     # Lightning validates in inference mode, in which no graph could be made.
-    with _observed(model, layers.append), torch.inference_mode(False), torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         tokens = tokens_BxL1.clone()
         rows = spread_rows(tokens.shape[1] - 1, n_rows).to(tokens.device)
-        logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
-        loss = token_nll(logits, tokens[:, 1:]).double().sum()
-        by_output = torch.autograd.grad(loss, [layer.output_BxHxQxD for layer in layers])
-        return torch.stack([layer.logit_gradient(grad, rows) for layer, grad in zip(layers, by_output, strict=True)])
+
+        def observe(layer: _Layer) -> None:
+            layers.append(layer)
+            with torch.no_grad():
+                measured.append(measure(layer.view(rows)))
+
+        with _observed(model, observe):
+            logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
+            loss = token_nll(logits, tokens[:, 1:]).double().sum()
+            by_output = torch.autograd.grad(loss, [layer.output_BxHxQxD for layer in layers])
+            norms = [layer.logit_gradient(grad, rows) for layer, grad in zip(layers, by_output, strict=True)]
+    return measured, torch.stack(norms)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..capacity import Settings, measure_layer
 from ..loggers import draw_heads, log_heads, log_scalars
 from ..metrics.verdict import VERDICTS, Thresholds
-from ..probe import logit_gradients, probe
+from ..probe import probe_with_gradients
 
 
 class AttentionProbe(Callback):
@@ -78,14 +78,14 @@ class AttentionProbe(Callback):
 
     def measure(self, pl_module: LightningModule, tokens_BxL1: Tensor) -> dict[str, Tensor]:
         """Every metric by name, (layers, H) on the CPU."""
-        layers = probe(
+        layers, gradients = probe_with_gradients(
             pl_module.backbone,  # type: ignore[arg-type]
-            tokens_BxL1[:, :-1],
+            tokens_BxL1,
             lambda view: measure_layer(view, self.settings),
             n_rows=self.rows,
         )
         heads = {name: torch.stack([layer[name] for layer in layers]).cpu() for name in layers[0]}
-        heads["logit_gradient"] = logit_gradients(pl_module.backbone, tokens_BxL1, n_rows=self.rows).cpu()  # type: ignore[arg-type]
+        heads["logit_gradient"] = gradients.cpu()
         return heads
 
 

@@ -160,7 +160,8 @@ def _wandb(cfg: DictConfig, directory: Path) -> WandbLogger:
         id=_earlier_wandb_id(directory),
         tags=tags,
         config=plain(cfg),
-        settings=wandb.Settings(silent=True, console="off"),
+        # The mode is said here, for W&B reads its environment once a process, and an earlier run may have been offline.
+        settings=wandb.Settings(silent=True, console="off", mode="offline" if cfg.logger.offline else "online"),
     )
     # Lightning hands on a setting that W&B has dropped and warns of at every start.
     logger._wandb_init.pop("anonymous", None)

@@ -38,6 +38,7 @@ def set_compile(mode: str) -> None:
     if mode not in MODES:
         raise ValueError(f"compile={mode}: must be one of {', '.join(MODES)}")
     _state.update(mode=mode, said=False)
+    _log.disabled = False  # Hydra disables every logger that exists when a job starts
 
 
 def solve(logits: Tensor, alpha: float | Tensor, mask: Tensor | None = None) -> Tensor:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import entmax as package
 import torch
-from figures import report
+from figures import report, status_mb
 from torch import Tensor
 
 from attnlimits.normalizers import REGISTRY, make_normalizer, newton
@@ -120,14 +120,9 @@ def print_peak(contestant: str, input_name: str) -> None:
     few = logits[:, :64].clone()
     seconds(weights, few, None, torch.ones_like(few))
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
-    before = _status_mb("VmRSS")
+    before = status_mb("VmRSS")
     seconds(weights, logits, mask, grad)
-    print(_status_mb("VmHWM") - before)
-
-
-def _status_mb(key: str) -> float:
-    (line,) = (row for row in Path("/proc/self/status").read_text().splitlines() if row.startswith(key))
-    return int(line.split()[1]) / 1024
+    print(status_mb("VmHWM") - before)
 
 
 def peak_mb(contestant: str, input_name: str) -> float:

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 import yaml
-from figures import report
+from figures import report, status_mb
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -113,14 +113,9 @@ def print_extra_mb() -> None:
     subject = Subject(1024)
     for _ in range(2):
         subject.step()
-    after_step = _peak_mb()
+    after_step = status_mb("VmHWM")
     subject.probe()
-    print(_peak_mb() - after_step)
-
-
-def _peak_mb() -> float:
-    (line,) = (row for row in Path("/proc/self/status").read_text().splitlines() if row.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
+    print(status_mb("VmHWM") - after_step)
 
 
 def extra_mb() -> float:

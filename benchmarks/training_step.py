@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from figures import report
+from figures import report, status_mb
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
@@ -82,13 +82,13 @@ def peak_mb(variant: str, context_length: int) -> float:
 def print_peak(variant: str, context_length: int) -> None:
     _compile_solvers(variant)
     Path("/proc/self/clear_refs").write_text("5")  # compiling has a peak of its own
-    before = _status_mb("VmRSS")
+    before = status_mb("VmRSS")
     model = build()
     give(model, variant, context_length)
     step = optimizer_step(model)
     for _ in range(2):
         step(torch.zeros(1, context_length + 1, dtype=torch.long))
-    print(_status_mb("VmHWM") - before)
+    print(status_mb("VmHWM") - before)
 
 
 def _compile_solvers(variant: str) -> None:
@@ -96,12 +96,6 @@ def _compile_solvers(variant: str) -> None:
         model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=64, n_head=4, vocab_size=64)).train()
         give(model, variant, 256)
         optimizer_step(model)(torch.zeros(1, 257, dtype=torch.long))
-
-
-def _status_mb(key: str) -> float:
-    """Not ru_maxrss: a child begins with that of the process that started it."""
-    (line,) = (row for row in Path("/proc/self/status").read_text().splitlines() if row.startswith(key))
-    return int(line.split()[1]) / 1024
 
 
 def ratio(seconds: dict[str, list[float]], variant: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -17,6 +18,7 @@ from omegaconf import DictConfig
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from attnlimits import backbone, config
+from attnlimits.training import train
 
 PROJECT = Path(__file__).resolve().parents[1]
 WORDS = ("the", "old", "prince", "looked", "at", "window", "and", "said", "nothing", "of", "war", ",", "snow", "fell")
@@ -85,3 +87,15 @@ def tiny_run(tiny_model: Path, novel: Path) -> list[str]:
         "trainer.accelerator=cpu",
         "trainer.devices=1",
     ]
+
+
+@pytest.fixture
+def run(compose_train: Callable, tiny_run: list[str], tmp_path: Path) -> Callable[..., Any]:
+    """``run("T=0.5")``: train() in its own run directory, CSV only unless told."""
+
+    def trained(*overrides: str, directory: str = "run") -> Any:
+        base = [o for o in [*tiny_run, "logger=csv"] if o.split("=")[0] not in {x.split("=")[0] for x in overrides}]
+        resume = [o for o in overrides if o.startswith("ckpt_path=")]
+        return train(compose_train([*base, *overrides]), tmp_path / directory, overrides=overrides if resume else ())
+
+    return trained

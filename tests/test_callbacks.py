@@ -20,19 +20,6 @@ from attnlimits.callbacks.gradient_norms import parameter_groups
 from attnlimits.config import ConfigError
 from attnlimits.metrics.catalogue import generic, keys, markdown
 from attnlimits.metrics.verdict import VERDICTS
-from attnlimits.training import train
-
-
-@pytest.fixture
-def run(compose_train: Callable, tiny_run: list[str], tmp_path: Path) -> Callable[..., Any]:
-    """``run("T=0.5")``: train() in its own run directory, CSV only unless told."""
-
-    def trained(*overrides: str, directory: str = "run") -> Any:
-        base = [o for o in [*tiny_run, "logger=csv"] if o.split("=")[0] not in {x.split("=")[0] for x in overrides}]
-        resume = [o for o in overrides if o.startswith("ckpt_path=")]
-        return train(compose_train([*base, *overrides]), tmp_path / directory, overrides=overrides if resume else ())
-
-    return trained
 
 
 def columns(directory: Path) -> dict[str, dict[int, float]]:

@@ -44,6 +44,12 @@ def log_scalars(loggers: Sequence[Logger], scalars: Mapping[str, float], step: i
         logger.log_metrics(dict(scalars), step=step)
 
 
+def layer_means(key: str, values_LxH: Tensor) -> dict[str, float]:
+    """``key`` (mean over layers and heads) and ``key/layer_07`` (over its heads); NaN is left out of a mean."""
+    by_layer = {f"{key}/layer_{layer:02d}": row.nanmean().item() for layer, row in enumerate(values_LxH)}
+    return {key: values_LxH.nanmean().item(), **by_layer}
+
+
 def log_heads(loggers: Sequence[Logger], heads: Mapping[str, Tensor], step: int) -> None:
     """Values of every head, (layers, H) by metric, to heads.parquet: a row is a step, a layer and a head.
 

@@ -148,6 +148,18 @@ class _Layer:
 
 
 @contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """In eval mode; afterwards every module is in the mode that it had."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+@contextmanager
 def _observed(model: PreTrainedModel, observe: Callable[[_Layer], None]) -> Iterator[None]:
     """In eval mode, and with every attention layer telling ``observe`` of its call; afterwards as before."""
     layers = [
@@ -157,18 +169,14 @@ def _observed(model: PreTrainedModel, observe: Callable[[_Layer], None]) -> Iter
         raise ValueError(
             f"{type(model).__name__} has no normalizer: call attnlimits.attention.attach(model, ...) first"
         )
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
     for index, layer in enumerate(layers):
         layer.observer = _observer(index, observe)  # type: ignore[assignment]
     try:
-        with torch.autocast(next(model.parameters()).device.type, enabled=False):
+        with evaluating(model), torch.autocast(next(model.parameters()).device.type, enabled=False):
             yield
     finally:
         for layer in layers:
             layer.observer = None  # type: ignore[assignment]
-        for module, training in modes.items():
-            module.training = training
 
 
 def _observer(index: int, observe: Callable[[_Layer], None]) -> Callable[..., None]:

@@ -10,7 +10,7 @@ from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from ..capacity import Settings, measure_layer
-from ..loggers import draw_heads, log_heads, log_scalars
+from ..loggers import draw_heads, layer_means, log_heads, log_scalars
 from ..metrics.verdict import VERDICTS, Thresholds
 from ..probe import probe_with_gradients
 
@@ -91,14 +91,12 @@ class AttentionProbe(Callback):
 
 def summarize(heads: dict[str, Tensor]) -> dict[str, float]:
     """The scalars of a probe: means over heads that are defined; of verdicts the share of heads that have each."""
-    scalars = {}
+    scalars: dict[str, float] = {}
     for name, values in heads.items():
         if name == "verdict":
             shares = {f"verdict_{word}": (values == index).double() for index, word in enumerate(VERDICTS)}
         else:
             shares = {name: values}
         for key, table in shares.items():
-            scalars[f"attention/{key}"] = table.nanmean().item()
-            for layer, row in enumerate(table):
-                scalars[f"attention/{key}/layer_{layer:02d}"] = row.nanmean().item()
+            scalars |= layer_means(f"attention/{key}", table)
     return {key: value for key, value in scalars.items() if value == value}

@@ -12,8 +12,6 @@ from ..attention import attention_layers
 from ..loggers import log_scalars
 from ..normalizers import Normalizer
 
-KINDS = ("attention", "mlp", "embeddings", "normalizer", "other")
-
 
 class GradientNorms(Callback):
     """L2 norms once an optimizer step: of the accumulated, reduced and unscaled gradient, not of a micro-batch.

@@ -9,7 +9,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
 from ..attention import attention_layers
-from ..loggers import log_scalars
+from ..loggers import layer_means, log_scalars
 
 
 class NormalizerParameters(Callback):
@@ -38,10 +38,8 @@ class NormalizerParameters(Callback):
     @rank_zero_only
     def _log(self, trainer: Trainer, pl_module: LightningModule) -> None:
         layers = [layer.normalizer.learned() for _, layer in attention_layers(pl_module.backbone)]  # type: ignore[operator,union-attr,arg-type]
-        scalars = {}
+        scalars: dict[str, float] = {}
         for name in layers[0]:
-            table = torch.stack([layer[name].detach() for layer in layers]).double()
-            scalars[f"normalizer/{name}"] = table.mean().item()
-            scalars |= {f"normalizer/{name}/layer_{i:02d}": row.mean().item() for i, row in enumerate(table)}
+            scalars |= layer_means(f"normalizer/{name}", torch.stack([layer[name] for layer in layers]).double())
         if scalars:
             log_scalars(trainer.loggers, scalars, trainer.global_step)

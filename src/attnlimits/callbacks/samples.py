@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from transformers import PreTrainedTokenizerBase
 
 from ..loggers import run_directory
+from ..probe import evaluating
 
 
 class Samples(Callback):
@@ -44,18 +45,16 @@ class Samples(Callback):
         """The prompt with what the model adds."""
         assert self.tokenizer is not None
         model: Any = pl_module.backbone
-        modes = {module: module.training for module in model.modules()}
         ids = torch.tensor([self.tokenizer.encode(self.prompt)], device=pl_module.device)
         room = model.config.max_position_embeddings - ids.shape[1]
-        grown = model.eval().generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=min(self.new_tokens, room),
-            pad_token_id=0,
-        )
-        for module, training in modes.items():
-            module.training = training
+        with evaluating(model):
+            grown = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=min(self.new_tokens, room),
+                pad_token_id=0,
+            )
         return str(self.tokenizer.decode(grown[0]))
 
 

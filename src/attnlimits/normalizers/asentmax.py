@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import newton
 from .base import JacobianForm, Normalizer, Properties, visible_keys
-from .entmax import entmax
+from .entmax import entmax, entmax_jacobian
 
 
 class ASEntmax(Normalizer, name="asentmax"):
@@ -76,5 +75,4 @@ class ASEntmax(Normalizer, name="asentmax"):
         return self.delta + beta[:, None] * log_n ** gamma[:, None]
 
     def jacobian_form(self, weights: Tensor, mask: Tensor) -> JacobianForm:
-        u = newton.metric(weights, self.alpha)
-        return JacobianForm(u, u.sum(-1), self.factor(mask.sum(-1), weights.dtype))
+        return entmax_jacobian(weights, self.alpha, self.factor(mask.sum(-1), weights.dtype))

@@ -64,8 +64,7 @@ class Entmax(Normalizer, name="entmax"):
         return 1 + torch.sigmoid(self.raw_alpha_H.to(dtype))[:, None, None]
 
     def jacobian_form(self, weights: Tensor, mask: Tensor) -> JacobianForm:
-        u = newton.metric(weights, self._alpha(weights.dtype))
-        return JacobianForm(u, u.sum(-1))
+        return entmax_jacobian(weights, self._alpha(weights.dtype))
 
 
 class Entmax15(Normalizer, name="entmax15"):
@@ -89,8 +88,7 @@ class Entmax15(Normalizer, name="entmax15"):
         return entmax(logits, 1.5, mask)
 
     def jacobian_form(self, weights: Tensor, mask: Tensor) -> JacobianForm:
-        u = newton.metric(weights, 1.5)
-        return JacobianForm(u, u.sum(-1))
+        return entmax_jacobian(weights, 1.5)
 
 
 def entmax(logits: Tensor, alpha: float | Tensor, mask: Tensor | None = None) -> Tensor:
@@ -107,6 +105,12 @@ def entmax(logits: Tensor, alpha: float | Tensor, mask: Tensor | None = None) ->
         alpha = float(alpha)
     solved: Tensor = _Entmax.apply(logits, mask, alpha)
     return solved
+
+
+def entmax_jacobian(weights: Tensor, alpha: float | Tensor, factor: Tensor | float = 1.0) -> JacobianForm:
+    """Of alpha-entmax of logits that are multiplied by ``factor``, at these weights."""
+    u = newton.metric(weights, alpha)
+    return JacobianForm(u, u.sum(-1), factor)
 
 
 # Operators of their own, so that torch.compile and vmap need not look into loops whose length depends on the data.

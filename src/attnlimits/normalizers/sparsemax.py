@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from .base import JacobianForm, Normalizer, Properties
-from .entmax import entmax
+from .entmax import entmax, entmax_jacobian
 
 
 class Sparsemax(Normalizer, name="sparsemax"):
@@ -31,5 +31,4 @@ class Sparsemax(Normalizer, name="sparsemax"):
         return entmax(logits, 2.0, mask)
 
     def jacobian_form(self, weights: Tensor, mask: Tensor) -> JacobianForm:
-        u = weights.sign()
-        return JacobianForm(u, u.sum(-1))
+        return entmax_jacobian(weights, 2.0)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import PROJECT
 from lightning import Callback, LightningModule, Trainer
-from support.wandb_record import read_runs
+from support.wandb_record import finished_runs
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from attnlimits.callbacks.gradient_norms import parameter_groups
@@ -44,7 +44,7 @@ def test_default_run_logs_every_documented_key_everywhere(run: Callable) -> None
     directory = run("logger=wandb", "normalizer=ssmax").directory
     logged = columns(directory)
     assert {generic(key) for key in logged} == keys()
-    (record,) = read_runs(directory / "wandb")
+    (record,) = finished_runs(directory / "wandb")
     in_wandb = {key: row for row in record.history for key in row}
     assert set(logged) <= set(in_wandb)
     heatmaps = {key for key in in_wandb if key.startswith("heads/")}

@@ -18,7 +18,7 @@ import torch
 import wandb
 from lightning import Callback, LightningModule, Trainer
 from omegaconf import OmegaConf
-from support.wandb_record import read_runs
+from support.wandb_record import finished_runs
 from support.wandb_server import WandbServer
 
 from attnlimits import backbone
@@ -250,7 +250,7 @@ def fresh_wandb() -> None:
 def test_offline_record_holds_config_and_history(run: Callable) -> None:
     fresh_wandb()
     directory = run("logger=wandb", "normalizer=sparsemax", "T=0.5", "logger.tags=[mine]").directory
-    (record,) = read_runs(directory / "wandb")
+    (record,) = finished_runs(directory / "wandb")
     assert record.name == "sparsemax-T0.5-L32"
     assert set(record.tags) == {"sparsemax", "T=0.5", "L=32", "mine"}
     assert record.config["normalizer"] == {"name": "sparsemax"}
@@ -265,7 +265,7 @@ def test_offline_record_holds_config_and_history(run: Callable) -> None:
 def test_offline_record_syncs_to_a_server(run: Callable, tmp_path: Path) -> None:
     fresh_wandb()
     directory = run("logger=wandb").directory
-    (record,) = read_runs(directory / "wandb")
+    (record,) = finished_runs(directory / "wandb")
     (offline,) = (directory / "wandb").glob("offline-run-*")
     with WandbServer() as server:
         environment = {**os.environ, **server.environment()}
@@ -290,7 +290,7 @@ def test_failed_run_is_finished_with_exit_code_1(run: Callable, tmp_path: Path) 
     fresh_wandb()
     with pytest.raises(RuntimeError, match="the third step"):
         run("logger=wandb", "+callbacks.fail={_target_:test_training.Fail}")
-    (record,) = read_runs(tmp_path / "run" / "wandb")
+    (record,) = finished_runs(tmp_path / "run" / "wandb")
     assert record.exit_code == 1
     assert "the third step" in json.loads((tmp_path / "run" / "summary.json").read_text())["exit_reason"]
     assert list(column(tmp_path / "run", "train/loss")) == [1, 2]
@@ -300,7 +300,7 @@ def test_resumed_run_goes_on_in_the_same_wandb_run(run: Callable) -> None:
     fresh_wandb()
     half = run("logger=wandb", "trainer.max_steps=2").directory
     run(f"ckpt_path={half}/checkpoints/last.ckpt", "trainer.max_steps=4", "logger.kind=wandb")
-    records = read_runs(half / "wandb")
+    records = finished_runs(half / "wandb")
     assert len(records) == 2
     assert len({record.run_id for record in records}) == 1
     steps = [row["trainer/global_step"] for record in records for row in record.history if "train/loss" in row]
@@ -311,7 +311,7 @@ def test_two_runs_in_one_process_are_two_wandb_runs(run: Callable) -> None:
     fresh_wandb()
     ids = set()
     for T in ("0.5", "1"):
-        (record,) = read_runs(run("logger=wandb", f"T={T}", "trainer.max_steps=1", directory=T).directory / "wandb")
+        (record,) = finished_runs(run("logger=wandb", f"T={T}", "trainer.max_steps=1", directory=T).directory / "wandb")
         ids.add(record.run_id)
         assert record.config["T"] == float(T)
     assert len(ids) == 2

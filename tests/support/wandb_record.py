@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import wandb
 from wandb.proto import wandb_internal_pb2
 
 FILE_HEADER = struct.Struct("<4sHB")  # magic bytes, magic number, version
@@ -47,6 +48,15 @@ def read_runs(wandb_dir: Path | str) -> list[WandbRecord]:
     # Resolving the paths makes the `latest-run` symlink coincide with the directory that it points to.
     files = {file.resolve() for file in Path(wandb_dir).glob("*/run-*.wandb")}
     return [read_run(file) for file in sorted(files, key=_start_time)]
+
+
+def finished_runs(wandb_dir: Path | str) -> list[WandbRecord]:
+    """The records of runs that this process has finished.
+
+    W&B's service writes the last messages some milliseconds after ``finish()`` has returned; it is stopped first.
+    """
+    wandb.teardown()
+    return read_runs(wandb_dir)
 
 
 def read_run(path: Path | str) -> WandbRecord:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attnlimits.capacity import Settings, measure_layer, spectral_norm
-from attnlimits.metrics.distance import distance
-from attnlimits.metrics.separability import anisotropy, separability
+from attnlimits.metrics.distance import distance, expectations, pairwise, terms, widest_pairs
+from attnlimits.metrics.separability import anisotropy, separability, unit
 from attnlimits.metrics.topn import rank_keys, top_n
 from attnlimits.metrics.vanishing import log_slope, vanishing
 from attnlimits.metrics.verdict import VERDICTS, Thresholds, verdict
@@ -60,9 +60,11 @@ def each_row(weights: Tensor, x: Tensor, mask: Tensor) -> list[tuple[tuple[int, 
 def test_row_metrics_are_their_definitions(name: str, padding: str, kind: str) -> None:
     (logits, x), mask, size = inputs(kind), masks()[padding], 2
     weights = make(name)(logits, mask)
-    top = top_n(rank_keys(weights, mask), mask, size)
-    by_name = distance(weights, x, top, sums_to_one=True)
-    spread, ratio, shares = anisotropy(x, mask), separability(weights, x, top), vanishing(weights, mask)
+    of, ranked = terms(weights, x, mask), rank_keys(weights, mask)
+    top = top_n(ranked, of.visible, size)
+    by_name = distance(of, top, widest=widest_pairs(pairwise(x), ranked, [top])[0])
+    ratio = separability(terms(weights, unit(x), mask), top)["separability"]
+    spread, shares = anisotropy(x, mask), vanishing(weights, mask)
     for at, a, vectors, visible in each_row(weights, x, mask):
         here = (0, *at)
         if sum(map(abs, a)) > 0 and len(visible) > 1:
@@ -93,7 +95,8 @@ def test_expected_distance_lies_within_its_bounds(seed: int, n: int, size: int) 
     weights = torch.rand(1, 1, 1, n, generator=generator, dtype=torch.float64).softmax(-1)
     x = torch.randn(1, 1, n, 3, generator=generator, dtype=torch.float64)
     mask = torch.ones(1, n, dtype=torch.bool)
-    values = distance(weights, x, top_n(rank_keys(weights, mask), mask, size), sums_to_one=True)
+    of = terms(weights, x, mask)
+    values = expectations(of, top_n(rank_keys(weights, mask), of.visible, size))
     exact = naive.expected_distance(weights[0, 0, 0].tolist(), x[0, 0], range(n), size)
     assert values["expected_distance_lower"].item() <= exact * (1 + 1e-9)
     assert values["expected_distance_upper"].item() >= exact * (1 - 1e-9)
@@ -110,8 +113,6 @@ def test_jacobian_norm_is_autograds(name: str, T: float, kind: str) -> None:
     if kind == "equal logits":
         logits = logits + 0.5  # off the kinks at 0
     found = spectral_norm(normalizer, logits, normalizer(logits, mask), mask)
-    if normalizer.jacobian_form(normalizer(logits, mask), mask) is None:
-        found = found.flip(-1)  # the rows of power iteration, last first
     for row in range(LENGTH):
         for head in range(2):
 

@@ -178,9 +178,21 @@ def attach(model: PreTrainedModel, spec: Mapping[str, Any], *, T: float, context
         layer.observer = None  # type: ignore[assignment]  # set by the probe while it runs
     model.set_attn_implementation(INTERFACE)
     setattr(model.config, SETTINGS, {"spec": dict(spec), "T": T, "context_length": context_length})
-    if not getattr(model.base_model, "_hands_out_weights", False):
-        model.base_model.register_forward_pre_hook(_set_wants_weights, with_kwargs=True)
-        model.base_model._hands_out_weights = True  # type: ignore[assignment]
+    if getattr(model.base_model, "weights_hook", None) is None:
+        hook = model.base_model.register_forward_pre_hook(_set_wants_weights, with_kwargs=True)
+        model.base_model.weights_hook = hook  # type: ignore[assignment]
+    return model
+
+
+def detach(model: PreTrainedModel, implementation: str) -> PreTrainedModel:
+    """Undo :func:`attach`, in place: back to one of Hugging Face's own implementations, "sdpa" or "eager"."""
+    for _, layer in attention_layers(model):
+        del layer.normalizer, layer.wants_weights, layer.observer
+    model.set_attn_implementation(implementation)
+    delattr(model.config, SETTINGS)
+    hook: Any = model.base_model.weights_hook
+    hook.remove()
+    del model.base_model.weights_hook
     return model
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from .metrics import jacobian
-from .metrics.distance import distance, terms
-from .metrics.separability import anisotropy, separability
+from .metrics.distance import distance, expectations, pairwise, terms, widest_pairs
+from .metrics.separability import anisotropy, separability, unit
 from .metrics.topn import rank_keys, top_n
 from .metrics.vanishing import log_slope, vanishing
 from .metrics.verdict import Thresholds, verdict
@@ -51,32 +51,41 @@ def measure_layer(view: LayerView, settings: Settings) -> dict[str, Tensor]:
 
 
 def _measure_rows(weights: Tensor, x: Tensor, mask: Tensor, settings: Settings, sums_to_one: bool) -> dict[str, Tensor]:
+    of, of_unit = terms(weights, x, mask), terms(weights, unit(x), mask)
+    rows = vanishing(of.weights, mask, top_k=settings.top_k) | anisotropy(x, mask)
     ranked = rank_keys(weights, mask)
-    weights = weights.double()  # once, for all that follow
-    shared = terms(weights, x)
-    rows = vanishing(weights, mask, top_k=settings.top_k) | anisotropy(x, mask)
-    for size in settings.top_n:
-        if size < weights.shape[-1]:
-            top = top_n(ranked, mask, size)
-            by_name = distance(weights, x, top, sums_to_one=sums_to_one, of=shared)
-            by_name["separability"] = separability(weights, x, top)
-            rows |= {f"{name}_n{size}": value for name, value in by_name.items()}
+    tops = [top_n(ranked, of.visible, size) for size in settings.top_n if size < weights.shape[-1]]
+    widest = widest_pairs(pairwise(x), ranked, tops) if tops else []
+    for top, d1 in zip(tops, widest, strict=True):
+        if not sums_to_one:  # then the published bound does not apply
+            d1 = torch.full_like(d1, torch.nan)
+        by_name = distance(of, top, widest=d1) | expectations(of, top)
+        by_name["distance_slack"] = by_name["distance_upper"] - by_name["distance"]
+        by_name["distance_published_slack"] = by_name["distance_published"] - by_name["distance"]
+        by_name["separability"] = separability(of_unit, top)["separability"]
+        del by_name["expected_distance_limit"]
+        rows |= {f"{name}_n{top.size}": value for name, value in by_name.items()}
     return rows
 
 
 def spectral_norm(normalizer: Normalizer, logits: Tensor, weights: Tensor, mask: Tensor) -> Tensor:
     """Spectral norm of d weights / d logits of every row, (B, H, R) float64, the 1/T included.
 
-    In closed form where the normalizer declares one, else by power iteration on at most ITERATED_ROWS rows, evenly
-    spread, and then (B, H, fewer).
+    In closed form where the normalizer declares one, else by power iteration on :func:`iterated_rows` alone, and then
+    (B, H, fewer).
     """
     form = normalizer.jacobian_form(weights.double(), mask)
     if form is not None:
         norm = jacobian.diagonal_minus_rank_one(form.u, form.total)
         return (norm * form.factor).abs() / normalizer.T
-    step = -(-logits.shape[-2] // ITERATED_ROWS)
-    logits, mask = (tensor.flip(-2)[..., ::step, :] for tensor in (logits, mask))  # the last row among them
+    rows = iterated_rows(logits.shape[-2]).to(logits.device)
+    logits, mask = (tensor.index_select(-2, rows) for tensor in (logits, mask))
     return jacobian.by_power_iteration(lambda z: normalizer(z, mask), logits)
+
+
+def iterated_rows(n_rows: int) -> Tensor:
+    """At most ITERATED_ROWS of so many rows, evenly spread, the last among them."""
+    return torch.arange(n_rows - 1, -1, n_rows // -ITERATED_ROWS).flip(0)
 
 
 def _jacobian(norm: Tensor, T: float) -> dict[str, Tensor]:

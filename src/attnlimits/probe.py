@@ -46,6 +46,51 @@ class LayerView:
     values_BxHxKxD: Tensor
 
 
+@dataclass(frozen=True)
+class AttentionCall:
+    """The tensors of one attention call; what is large is computed for the asked rows only."""
+
+    index: int
+    normalizer: Normalizer
+    query_BxHxQxD: Tensor
+    key_BxHxKxD: Tensor
+    value_BxHxKxD: Tensor
+    visible: Tensor | None  # of the model, (B, 1, Q, K); None = causal
+    scaling: float
+    output_BxHxQxD: Tensor
+    hidden_BxKxE: Tensor  # what the layer computed keys and values from
+
+    def logits(self, rows: Tensor, *, n_keys: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Scaled, not divided by T, in ``dtype`` or what is wider."""
+        dtype = torch.promote_types(self.query_BxHxQxD.dtype, dtype)
+        chosen = self.query_BxHxQxD.index_select(-2, rows).to(dtype)
+        return chosen @ self.key_BxHxKxD[..., :n_keys, :].to(dtype).transpose(-1, -2) * self.scaling
+
+    def mask(self, rows: Tensor, *, n_keys: int | None = None) -> Tensor:
+        if self.visible is not None:
+            return self.visible.index_select(-2, rows)[..., :n_keys]
+        return torch.arange(self.key_BxHxKxD.shape[-2], device=rows.device)[:n_keys] <= rows[:, None]
+
+    def view(self, rows: Tensor, *, n_keys: int | None = None, dtype: torch.dtype = torch.float32) -> LayerView:
+        """What the layer did with these rows.
+
+        Args:
+            rows: of queries.
+            n_keys: the first so many keys alone; no row may see more.
+            dtype: of the arithmetic from logits to weights, or what is wider.
+        """
+        logits, mask = self.logits(rows, n_keys=n_keys, dtype=dtype), self.mask(rows, n_keys=n_keys)
+        values = self.value_BxHxKxD[..., :n_keys, :]
+        return LayerView(self.index, self.normalizer, logits, mask, self.normalizer(logits, mask), values)
+
+    def logit_gradient(self, grad_BxHxQxD: Tensor, rows: Tensor) -> Tensor:
+        logits = self.logits(rows).detach().requires_grad_()
+        weights = self.normalizer(logits, self.mask(rows))
+        by_weights = grad_BxHxQxD.index_select(-2, rows) @ self.value_BxHxKxD.detach().transpose(-1, -2)
+        (by_logits,) = torch.autograd.grad(weights, logits, by_weights.to(weights.dtype))
+        return by_logits.double().square().sum(-1).mean(dim=(0, -1)).sqrt()
+
+
 def spread_rows(length: int, n_rows: int) -> Tensor:
     """At most ``n_rows`` of the query rows 0 .. length - 1, evenly spread, the last always among them."""
     return torch.linspace(length - 1, 0, min(n_rows, length), dtype=torch.float64).round().long().flip(0)
@@ -69,14 +114,17 @@ def probe(
         ValueError: the model has no attention layer with a normalizer.
     """
     rows = spread_rows(input_ids_BxL.shape[1], n_rows).to(input_ids_BxL.device)
-    measured: list[Measured] = []
+    return each_layer(model, input_ids_BxL, lambda call: measure(call.view(rows)))
 
-    def observe(layer: _Layer) -> None:
-        measured.append(measure(layer.view(rows)))
 
-    with _observed(model, observe), torch.no_grad():
+def each_layer(
+    model: PreTrainedModel, input_ids_BxL: Tensor, visit: Callable[[AttentionCall], Measured]
+) -> list[Measured]:
+    """:func:`probe` for visitors that choose their rows themselves, so that no Q x K tensor of all rows is made."""
+    visited: list[Measured] = []
+    with _observed(model, lambda call: visited.append(visit(call))), torch.no_grad():
         model.base_model(input_ids=input_ids_BxL, use_cache=False)
-    return measured
+    return visited
 
 
 def probe_with_gradients(
@@ -92,59 +140,24 @@ def probe_with_gradients(
         What ``measure`` returned, layer by layer; and (layers, H), the root mean square of that norm over blocks and
         rows.
     """
-    layers: list[_Layer] = []
+    calls: list[AttentionCall] = []
     measured: list[Measured] = []
     # Lightning validates in inference mode, in which no graph could be made.
     with torch.inference_mode(False), torch.enable_grad():
         tokens = tokens_BxL1.clone()
         rows = spread_rows(tokens.shape[1] - 1, n_rows).to(tokens.device)
 
-        def observe(layer: _Layer) -> None:
-            layers.append(layer)
+        def observe(call: AttentionCall) -> None:
+            calls.append(call)
             with torch.no_grad():
-                measured.append(measure(layer.view(rows)))
+                measured.append(measure(call.view(rows)))
 
         with _observed(model, observe):
             logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
             loss = token_nll(logits, tokens[:, 1:]).double().sum()
-            by_output = torch.autograd.grad(loss, [layer.output_BxHxQxD for layer in layers])
-            norms = [layer.logit_gradient(grad, rows) for layer, grad in zip(layers, by_output, strict=True)]
+            by_output = torch.autograd.grad(loss, [call.output_BxHxQxD for call in calls])
+            norms = [call.logit_gradient(grad, rows) for call, grad in zip(calls, by_output, strict=True)]
     return measured, torch.stack(norms)
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """The tensors of one attention call."""
-
-    index: int
-    normalizer: Normalizer
-    query_BxHxQxD: Tensor
-    key_BxHxKxD: Tensor
-    value_BxHxKxD: Tensor
-    visible: Tensor | None  # of the model, (B, 1, Q, K); None = causal
-    scaling: float
-    output_BxHxQxD: Tensor
-
-    def logits(self, rows: Tensor) -> Tensor:
-        dtype = torch.promote_types(self.query_BxHxQxD.dtype, torch.float32)
-        chosen = self.query_BxHxQxD.index_select(-2, rows).to(dtype)
-        return chosen @ self.key_BxHxKxD.to(dtype).transpose(-1, -2) * self.scaling
-
-    def mask(self, rows: Tensor) -> Tensor:
-        if self.visible is not None:
-            return self.visible.index_select(-2, rows)
-        return torch.arange(self.key_BxHxKxD.shape[-2], device=rows.device) <= rows[:, None]
-
-    def view(self, rows: Tensor) -> LayerView:
-        logits, mask = self.logits(rows), self.mask(rows)
-        return LayerView(self.index, self.normalizer, logits, mask, self.normalizer(logits, mask), self.value_BxHxKxD)
-
-    def logit_gradient(self, grad_BxHxQxD: Tensor, rows: Tensor) -> Tensor:
-        logits = self.logits(rows).detach().requires_grad_()
-        weights = self.normalizer(logits, self.mask(rows))
-        by_weights = grad_BxHxQxD.index_select(-2, rows) @ self.value_BxHxKxD.detach().transpose(-1, -2)
-        (by_logits,) = torch.autograd.grad(weights, logits, by_weights.to(weights.dtype))
-        return by_logits.double().square().sum(-1).mean(dim=(0, -1)).sqrt()
 
 
 @contextmanager
@@ -160,7 +173,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _observed(model: PreTrainedModel, observe: Callable[[_Layer], None]) -> Iterator[None]:
+def _observed(model: PreTrainedModel, observe: Callable[[AttentionCall], None]) -> Iterator[None]:
     """In eval mode, and with every attention layer telling ``observe`` of its call; afterwards as before."""
     layers = [
         layer for _, layer in attention_layers(model) if isinstance(getattr(layer, "normalizer", None), Normalizer)
@@ -169,17 +182,28 @@ def _observed(model: PreTrainedModel, observe: Callable[[_Layer], None]) -> Iter
         raise ValueError(
             f"{type(model).__name__} has no normalizer: call attnlimits.attention.attach(model, ...) first"
         )
+    hooks = []
     for index, layer in enumerate(layers):
-        layer.observer = _observer(index, observe)  # type: ignore[assignment]
+        hidden: list[Tensor] = []
+        hooks.append(layer.register_forward_pre_hook(_keep_hidden(hidden), with_kwargs=True))
+        layer.observer = _observer(index, hidden, observe)  # type: ignore[assignment]
     try:
         with evaluating(model), torch.autocast(next(model.parameters()).device.type, enabled=False):
             yield
     finally:
-        for layer in layers:
+        for layer, hook in zip(layers, hooks, strict=True):
             layer.observer = None  # type: ignore[assignment]
+            hook.remove()
 
 
-def _observer(index: int, observe: Callable[[_Layer], None]) -> Callable[..., None]:
+def _keep_hidden(hidden: list[Tensor]) -> Callable[..., None]:
+    def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        hidden[:] = [args[0] if args else kwargs["hidden_states"]]
+
+    return keep
+
+
+def _observer(index: int, hidden: list[Tensor], observe: Callable[[AttentionCall], None]) -> Callable[..., None]:
     def tell(
         module: nn.Module,
         query: Tensor,
@@ -190,6 +214,6 @@ def _observer(index: int, observe: Callable[[_Layer], None]) -> Callable[..., No
         output: Tensor,
     ) -> None:
         normalizer: Any = module.normalizer
-        observe(_Layer(index, normalizer, query, key, value, mask, scaling, output))
+        observe(AttentionCall(index, normalizer, query, key, value, mask, scaling, output, hidden.pop()))
 
     return tell

@@ -5,28 +5,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .distance import Terms
 from .topn import TopN
 
 
-def separability(weights: Tensor, x: Tensor, top: TopN) -> Tensor:
-    """N_s/N, (..., Q): the share of I_N that lies nearer to the selected sum s than the nearest outsider does.
+def separability(of: Terms, top: TopN) -> dict[str, Tensor]:
+    """N_s/N and r, (..., Q), NaN where the row sees no more than N keys: without an outsider there is no ratio, not 1.
 
-    Representations are scaled to unit length first (a zero vector stays zero). i in I_N counts if
-    ||a_i x_i - s|| < min over j outside I_N of ||s - a_j x_j||, strictly. NaN where the row sees no more than N keys:
-    without an outsider the ratio is undefined, not 1.
+    r = min over j outside I_N of ||s - a_j x_j||, and N_s counts the i in I_N with ||a_i x_i - s|| < r, strictly.
 
     Args:
-        weights: (..., Q, K), 0 at masked keys.
-        x: (..., K, D), representations of the keys.
+        of: weights and representations of unit length (:func:`unit`).
         top: the N largest of every row.
     """
-    a, x = weights.double(), unit(x)
-    s = (a * top.inside) @ x
+    s = of.selected_sum(top)
     # ||s||^2 is common to all and left out: it changes no comparison.
-    squared = (a * x.norm(dim=-1)[..., None, :]).square() - 2 * a * (s @ x.transpose(-1, -2))
-    nearest_outsider = squared.masked_fill(~top.outside, torch.inf).amin(-1, keepdim=True)
-    separated = (squared < nearest_outsider) & top.inside
-    return (separated.sum(-1) / top.size).double().masked_fill(~top.valid, torch.nan)
+    squared = (s @ of.x.transpose(-1, -2)).mul_(of.weights).mul_(-2).add_(of.y_squared)
+    inside = top.take(squared)
+    nearest = squared.masked_fill_(top.outside == 0, torch.inf).amin(-1)
+    ratio = (inside < nearest[..., None]).double().mean(-1)
+    r = (nearest + s.square().sum(-1)).clamp(min=0).sqrt()
+    return {"separability": top.where_valid(ratio), "nearest_outsider": top.where_valid(r)}
 
 
 def anisotropy(x: Tensor, mask: Tensor) -> dict[str, Tensor]:

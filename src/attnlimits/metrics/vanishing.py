@@ -19,7 +19,7 @@ def vanishing(weights: Tensor, mask: Tensor, *, top_k: int = 10) -> dict[str, Te
     total = a.abs().sum(-1)
     share = a.abs() / total.masked_fill(total == 0, torch.nan)[..., None]
     nats = torch.special.entr(share).sum(-1)
-    support = (a != 0).sum(-1)
+    support = (a != 0).sum(-1).double()
     largest = a.masked_fill(~mask, -torch.inf).amax(-1).masked_fill(n == 0, torch.nan)
     return {
         "max_weight": largest,
@@ -29,7 +29,7 @@ def vanishing(weights: Tensor, mask: Tensor, *, top_k: int = 10) -> dict[str, Te
         "effective_keys_entropy": nats.exp(),
         "top_mass": share.topk(min(top_k, share.shape[-1]), dim=-1).values.sum(-1),
         "first_key_mass": share.gather(-1, mask.int().argmax(-1, keepdim=True))[..., 0],
-        "support": support.double(),
+        "support": support,
         "zeros": 1 - support / n.masked_fill(n == 0, 1) + torch.where(n == 0, torch.nan, 0.0),
         "row_sum": a.sum(-1).masked_fill(n == 0, torch.nan),
     }

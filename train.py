@@ -28,4 +28,4 @@ def main(cfg: DictConfig) -> Any:
 
 
 if __name__ == "__main__":
-    cli.launch(main)
+    cli.launch(main, config.TrainConfig)

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 import train as train_script
 from attnlimits import cli
-from attnlimits.config import check
+from attnlimits.config import TrainConfig, check
 from attnlimits.normalizers import REGISTRY
 
 OPTIONS = [f"{path.parent.name}={path.stem}" for path in sorted((PROJECT / "conf").glob("*/*.yaml"))]
@@ -43,7 +43,7 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
         monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
         monkeypatch.setattr(sys, "argv", ["train.py", *overrides])
         with pytest.raises(SystemExit) as exit_:
-            cli.launch(train_script.main)
+            cli.launch(train_script.main, TrainConfig)
         assert exit_.value.code == 2
         out, err = capfd.readouterr()
         assert out == ""

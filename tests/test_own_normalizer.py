@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 import train as train_script
 from attnlimits import backbone, cli
 from attnlimits.attention import attention_layers
+from attnlimits.config import TrainConfig
 from attnlimits.normalizers import REGISTRY
 
 PAGE = (PROJECT / "docs" / "add-a-normalizer.md").read_text(encoding="utf-8")
@@ -35,7 +36,7 @@ def test_own_normalizer_trains_from_its_own_folder(
     monkeypatch.syspath_prepend(environment.removeprefix("PYTHONPATH="))
     monkeypatch.setattr(sys, "argv", ["train.py", *arguments, *tiny_run, "logger=csv"])
     try:
-        cli.launch(train_script.main)
+        cli.launch(train_script.main, TrainConfig)
         (directory,) = Path("outputs").glob("*/*")
         assert OmegaConf.load(directory / "config.yaml").normalizer.shift == 0.5
         model = backbone.load(directory / "model")

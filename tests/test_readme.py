@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 import train as train_script
 from attnlimits import cli
+from attnlimits.config import TrainConfig
 from attnlimits.normalizers import REGISTRY
 from attnlimits.training import validation_rows
 
@@ -38,7 +39,7 @@ def here(tmp_path: Path, tiny_model: Path, novel: Path, monkeypatch: pytest.Monk
 def run_train(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> Path:
     """The run directory of train.py's main with these arguments."""
     monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
-    cli.launch(train_script.main)
+    cli.launch(train_script.main, TrainConfig)
     return max(Path("outputs").glob("*/*"), key=lambda path: path.stat().st_mtime)
 
 
@@ -138,7 +139,7 @@ def test_several_runs_each_get_their_own_directory(
 ) -> None:
     options = localised([f"model.path={tiny_model}", "logger=csv"], tiny_model)
     monkeypatch.setattr(sys, "argv", ["train.py", "-m", "normalizer=softmax,sparsemax", "T=0.5,1", *options])
-    cli.launch(train_script.main)
+    cli.launch(train_script.main, TrainConfig)
     configs = [OmegaConf.load(path) for path in sorted(Path("outputs").glob("*/*/*/config.yaml"))]
     assert [(cfg.normalizer.name, cfg.T) for cfg in configs] == [
         *(("softmax", 0.5), ("softmax", 1.0), ("sparsemax", 0.5), ("sparsemax", 1.0))

@@ -112,7 +112,7 @@ def build(cfg: DictConfig, *, corpus: Iterable[str]) -> tuple[PreTrainedModel, P
     if cfg.model.scratch is not None:
         model, tokenizer = _from_scratch(cfg.model.scratch, corpus)
     else:
-        model, tokenizer = _pretrained(cfg.model.path)
+        model, tokenizer = pretrained(cfg.model.path)
     return fit_out(model, cfg), tokenizer
 
 
@@ -134,16 +134,20 @@ def _set_dropout(model: PreTrainedModel, p: float) -> None:
             setattr(model.config, key, p)
 
 
-def _pretrained(path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Weights and tokenizer of a local directory or a hub name, weights in float32. Never random weights instead."""
+def pretrained(path: str | Path, *, key: str = "model.path") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Weights and tokenizer of a local directory or a hub name, weights in float32. Never random weights instead.
+
+    Raises:
+        ConfigError: either cannot be had; ``key`` is the option that named the path.
+    """
     try:
         # Explicit float32: by default the weights keep the dtype of the file, which may be half precision.
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         tokenizer = load_tokenizer(path)
     except (OSError, ValueError) as error:
         line = str(error).strip().split("\n")[0]
-        advice = "set model.path to a local directory"
-        raise ConfigError(f"model.path={path}: cannot be loaded ({line}); {advice}") from error
+        advice = f"set {key} to a local directory"
+        raise ConfigError(f"{key}={path}: cannot be loaded ({line}); {advice}") from error
     return model, tokenizer
 
 

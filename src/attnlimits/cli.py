@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from .config import PROJECT, ConfigError, closest, known_keys
 MISTAKE = 2
 
 
-def launch(main: Callable[[], Any]) -> None:
-    """Run a hydra.main function; what Hydra refuses is said in one line."""
+def launch(main: Callable[[], Any], schema: type) -> None:
+    """Run a hydra.main function whose keys ``schema`` types; what Hydra refuses is said in one line."""
     asked_for_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing its own three lines
     _show_own_log()
@@ -30,7 +30,7 @@ def launch(main: Callable[[], Any]) -> None:
     except (HydraException, OmegaConfBaseException) as error:
         if asked_for_traceback:
             raise
-        _refuse(explain(error))
+        _refuse(explain(error, known_keys(schema)))
 
 
 def _show_own_log() -> None:
@@ -69,12 +69,12 @@ def _remove_if_empty(directory: Path) -> None:
             return
 
 
-def explain(error: Exception) -> str:
-    """One line for an exception of Hydra or OmegaConf: key, value, what is allowed."""
+def explain(error: Exception, keys: Sequence[str]) -> str:
+    """One line for an exception of Hydra or OmegaConf: key, value, what is allowed; ``keys`` are those that exist."""
     chain = list(_causes(error))
     text = "\n".join(str(link) for link in chain)
-    for describe in (_unknown_option, _unknown_group, _wrong_type, _unknown_key):
-        if line := describe(text):
+    for line in (_unknown_option(text), _unknown_group(text, keys), _wrong_type(text), _unknown_key(text, keys)):
+        if line:
             return line
     return " ".join(str(chain[-1]).split("\n")[0].split())
 
@@ -94,9 +94,9 @@ def _unknown_option(text: str) -> str | None:
     return f"{group}={option}: unknown option{closest(option, available)}; there are {', '.join(available)}"
 
 
-def _unknown_group(text: str) -> str | None:
+def _unknown_group(text: str, keys: Sequence[str]) -> str | None:
     match = re.search(r"Could not override '([^']+)'\.\s+No match in the defaults list", text)
-    return match and f"{match[1]}: unknown key{closest(match[1], known_keys())}"
+    return match and f"{match[1]}: unknown key{closest(match[1], keys)}"
 
 
 def _wrong_type(text: str) -> str | None:
@@ -117,8 +117,8 @@ def _in_yaml_terms(reason: str) -> str:
     return reason
 
 
-def _unknown_key(text: str) -> str | None:
+def _unknown_key(text: str, keys: Sequence[str]) -> str | None:
     match = re.search(r"full_key: (\S+)", text) or re.search(r"Could not override '([^']+)'", text)
     if not match or not re.search(r"not in struct|not in '", text):
         return None
-    return f"{match[1]}: unknown key{closest(match[1], known_keys())}"
+    return f"{match[1]}: unknown key{closest(match[1], keys)}"

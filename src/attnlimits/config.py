@@ -1,4 +1,4 @@
-"""The typed schema of every key of conf/train.yaml, and every check that needs no weight and no text.
+"""The typed schema of every key of conf/train.yaml and conf/analyze.yaml, and every check that needs no weight or text.
 
 Values and their comments live in the YAML files; here are the types, so that a key that is missing or misspelt is an
 error. Nothing in this module imports torch: ``python train.py --help`` must answer at once.
@@ -110,6 +110,47 @@ class TrainConfig:
     callbacks: dict[str, Any] = MISSING
 
 
+@dataclass
+class ThresholdsConfig:
+    sharp: float = MISSING
+    vanishing_slope: float = MISSING
+    vanishing_entropy: float = MISSING
+    saturated: float = MISSING
+
+
+@dataclass
+class AnalysisConfig:
+    experiments: list[str] = MISSING
+    passages: int = MISSING
+    lengths: list[int] = MISSING
+    length_n: int = MISSING
+    top_n: list[int] = MISSING
+    critical_n: list[int] = MISSING
+    ks_level: float = MISSING
+    separability_n: list[int] = MISSING
+    temperatures: list[float] = MISSING
+    steps: list[float] = MISSING
+    representation: str = MISSING
+    logits: str = MISSING
+    verdict_n: int = MISSING
+    thresholds: ThresholdsConfig = MISSING
+
+
+@dataclass
+class AnalyzeConfig:
+    T: float = MISSING
+    context_length: int = MISSING
+    seed: int | None = MISSING
+    ckpt_path: str | None = MISSING
+    compile: Any = "auto"
+    name: str = MISSING
+    normalizer: dict[str, Any] = MISSING
+    model: ModelConfig = MISSING
+    data: DataConfig = MISSING
+    logger: LoggerConfig = MISSING
+    analysis: AnalysisConfig = MISSING
+
+
 DATA_KINDS = ("python_reference", "text", "war_and_peace")
 LOGGER_KINDS = ("csv", "tensorboard", "wandb")
 PRECISIONS = ("32", "bf16-mixed", "16-mixed")
@@ -129,8 +170,10 @@ def compile_mode(cfg: DictConfig) -> Any:
 def register() -> None:
     """Put the schema and the resolvers of the YAML files where Hydra finds them. Safe to call twice."""
     ConfigStore.instance().store(name="train_schema", node=TrainConfig)
+    ConfigStore.instance().store(name="analyze_schema", node=AnalyzeConfig)
     OmegaConf.register_new_resolver("project", lambda path: str(PROJECT / path), replace=True)
     OmegaConf.register_new_resolver("run_dir", run_directory, replace=True)
+    OmegaConf.register_new_resolver("subject", subject, replace=True)
 
 
 def run_directory(ckpt_path: str | None, fresh: str) -> str:
@@ -138,6 +181,15 @@ def run_directory(ckpt_path: str | None, fresh: str) -> str:
     if ckpt_path and Path(ckpt_path).is_file():
         return str(Path(ckpt_path).resolve().parents[1])
     return fresh
+
+
+def subject(ckpt_path: str | None, model_path: str | None, normalizer: str, T: float) -> str:
+    """What is analysed, as a part of a file name: the training run, or a model and its normalizer."""
+    if ckpt_path is None:
+        return f"{Path(model_path).name if model_path else 'scratch'}-{normalizer}-T{T}"
+    path = Path(ckpt_path).resolve()
+    inside_a_run = path.is_file() or path.name == "model"
+    return path.parents[path.is_file()].name if inside_a_run else path.name
 
 
 def closest(word: str, candidates: Sequence[str]) -> str:
@@ -149,10 +201,9 @@ def closest(word: str, candidates: Sequence[str]) -> str:
     return f", did you mean {close[0]}?" if close else ""
 
 
-def known_keys() -> list[str]:
-    """Every key of the schema, dotted, and the groups of conf/."""
-    groups = [path.name for path in (PROJECT / "conf").iterdir() if path.is_dir()]
-    return sorted({*_dotted(TrainConfig), *groups})
+def known_keys(schema: type = TrainConfig) -> list[str]:
+    """Every key of the schema, dotted, and the one group of conf/ that is not a key."""
+    return sorted({*_dotted(schema), "experiment"})
 
 
 def _dotted(schema: Any, prefix: str = "") -> Iterator[str]:
@@ -166,30 +217,53 @@ def _dotted(schema: Any, prefix: str = "") -> Iterator[str]:
 
 
 def check(cfg: DictConfig) -> None:
-    """All checks that need no weight and no text.
+    """All checks of a training configuration that need no weight and no text.
 
     Raises:
         ConfigError: the first thing that is wrong.
     """
-    _check_known(cfg)
+    _check_common(cfg, TrainConfig, (*NUMBERS, *TRAIN_NUMBERS), (*CHOICES, ("trainer.precision", PRECISIONS)))
+    steps, epochs = cfg.trainer.max_steps, cfg.trainer.max_epochs
+    if (steps is None) == (epochs is None):
+        raise ConfigError(f"trainer.max_steps={steps} trainer.max_epochs={epochs}: set exactly one of the two")
+
+
+def check_analysis(cfg: DictConfig) -> None:
+    """All checks of an analysis that need no weight and no text.
+
+    Raises:
+        ConfigError: the first thing that is wrong.
+    """
+    from .analysis.settings import Settings
+
+    _check_common(cfg, AnalyzeConfig, (*NUMBERS, (("analysis.passages",), _positive, "> 0")), CHOICES)
+    try:
+        Settings.of(plain(cfg.analysis), seed=cfg.seed)
+    except ValueError as error:
+        raise ConfigError(f"analysis.{error}") from error
+
+
+def _check_common(cfg: DictConfig, schema: type, numbers: Sequence[Number], choices: Sequence[Choice]) -> None:
+    _check_known(cfg, set(known_keys(schema)))
     _check_missing(cfg)
-    _check_numbers(cfg)
-    _check_choices(cfg)
+    for keys, good, allowed in numbers:
+        for key in keys:
+            _require(cfg, key, good(OmegaConf.select(cfg, key)), allowed)
+    _check_choices(cfg, choices)
     _check_data(cfg)
     _check_normalizer(cfg)
-    if cfg.ckpt_path is None:  # a resumed run keeps its model, whose source may be gone
+    if cfg.ckpt_path is None:  # a checkpoint has its model, whose source may be gone
         _check_model(cfg)
 
 
-def _check_known(cfg: DictConfig, prefix: str = "") -> None:
+def _check_known(cfg: DictConfig, known: set[str], prefix: str = "") -> None:
     """Hydra lets ``+new=1`` past the schema; what is not in it would change nothing."""
-    known = set(known_keys())
     for key in map(str, cfg):
         dotted = f"{prefix}{key}"
         if dotted not in known:
             raise ConfigError(f"{dotted}: unknown key{closest(dotted, sorted(known))}")
         if dotted not in ("normalizer", "callbacks") and OmegaConf.is_dict(cfg._get_node(key)) and cfg[key] is not None:
-            _check_known(cfg[key], f"{dotted}.")
+            _check_known(cfg[key], known, f"{dotted}.")
 
 
 def _check_missing(cfg: DictConfig) -> None:
@@ -214,35 +288,29 @@ def _null_or(good: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or good(value)
 
 
-# What a number may be: keys, test, how an error says it.
-NUMBERS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
-    (("T", "optimizer.lr", "data.batch_size", "data.validation_batch_size"), _positive, "finite and > 0"),
+Number = tuple[tuple[str, ...], Callable[[Any], bool], str]  # keys, what they may be, how an error says it
+Choice = tuple[str, Sequence[str]]
+
+NUMBERS: tuple[Number, ...] = (
+    (("T", "data.batch_size", "data.validation_batch_size"), _positive, "finite and > 0"),
+    (("model.dropout",), _null_or(lambda v: 0 <= v <= 1), "between 0 and 1"),
+    (("data.validation_fraction",), lambda v: 0 < v < 1, "above 0 and below 1"),
+    (("seed",), _null_or(lambda v: 0 <= v < 2**32), "between 0 and 4294967295, or null (unseeded)"),
+)
+TRAIN_NUMBERS: tuple[Number, ...] = (
+    (("optimizer.lr",), _positive, "finite and > 0"),
     (("trainer.accumulate", "trainer.validate_every", "trainer.log_every"), _positive, "> 0"),
     (("trainer.max_steps", "trainer.max_epochs", "optimizer.schedule_steps"), _null_or(_positive), "> 0, or null"),
     (("trainer.clip", "trainer.validation_blocks"), _null_or(_positive), "finite and > 0, or null"),
     (("optimizer.weight_decay", "optimizer.warmup_steps"), _not_negative, "finite and >= 0"),
-    (("optimizer.final_lr_fraction", "model.dropout"), _null_or(lambda v: 0 <= v <= 1), "between 0 and 1"),
-    (("data.validation_fraction",), lambda v: 0 < v < 1, "above 0 and below 1"),
+    (("optimizer.final_lr_fraction",), lambda v: 0 <= v <= 1, "between 0 and 1"),
     (("optimizer.betas",), lambda v: len(v) == 2 and all(0 <= beta < 1 for beta in v), "two numbers in [0, 1)"),
-    (("seed",), _null_or(lambda v: 0 <= v < 2**32), "between 0 and 4294967295, or null (unseeded)"),
 )
+CHOICES: tuple[Choice, ...] = (("data.kind", DATA_KINDS), ("logger.kind", LOGGER_KINDS))
 
 
-def _check_numbers(cfg: DictConfig) -> None:
-    for keys, good, allowed in NUMBERS:
-        for key in keys:
-            _require(cfg, key, good(OmegaConf.select(cfg, key)), allowed)
-    steps, epochs = cfg.trainer.max_steps, cfg.trainer.max_epochs
-    if (steps is None) == (epochs is None):
-        raise ConfigError(f"trainer.max_steps={steps} trainer.max_epochs={epochs}: set exactly one of the two")
-
-
-def _check_choices(cfg: DictConfig) -> None:
-    for key, allowed in (
-        ("data.kind", DATA_KINDS),
-        ("logger.kind", LOGGER_KINDS),
-        ("trainer.precision", PRECISIONS),
-    ):
+def _check_choices(cfg: DictConfig, choices: Sequence[Choice]) -> None:
+    for key, allowed in choices:
         _require(cfg, key, OmegaConf.select(cfg, key) in allowed, "one of " + ", ".join(allowed))
     if compile_mode(cfg) not in COMPILE_MODES:
         raise ConfigError(f"compile={cfg.compile}: must be one of {', '.join(COMPILE_MODES)}")

@@ -20,6 +20,8 @@ from typing import Any
 
 import pandas as pd
 
+from .page import document
+
 STEP = "trainer/global_step"
 
 
@@ -67,16 +69,7 @@ def expand(names: Sequence[str], available: Sequence[str]) -> list[str]:
 # ------------------------------------------------------------------------------------------------------- the page
 
 STYLE = """
-:root { color-scheme: light dark; --ink: light-dark(#1c2330, #e6e9ef); --faint: light-dark(#5b6472, #9aa4b2);
-  --ground: light-dark(#ffffff, #12161d); --card: light-dark(#f5f6f8, #1b212b); --line: light-dark(#2457c5, #7aa7ff); }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1rem; max-width: 1400px; background: var(--ground); color: var(--ink);
-  font: 15px/1.45 system-ui, sans-serif; }
-h1 { font-size: 1.3rem; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 1.1rem; margin: 1.6rem 0 .6rem; }
-h3 { font-size: .85rem; font-weight: 600; margin: 0 0 .4rem; overflow-wrap: anywhere; }
-p { margin: .2rem 0; color: var(--faint); overflow-wrap: anywhere; }
 .grid { display: grid; gap: .8rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 300px), 1fr)); }
-.card { background: var(--card); border-radius: 8px; padding: .7rem; min-width: 0; }
 svg { display: block; width: 100%; height: auto; } svg text { fill: var(--faint); font-size: 11px; }
 polyline { fill: none; stroke: var(--line); stroke-width: 2; } polyline.layer { opacity: .3; stroke-width: 1; }
 circle { fill: var(--line); }
@@ -100,11 +93,8 @@ def page(directory: Path) -> str:
     summary = _json(directory / "summary.json")
     title = html.escape(str(summary.get("name", directory.name)))
     body = "".join(_section(section, metrics, heads) for section in LAYOUT)
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style>'
-        f"<h1>{title}</h1><p>{html.escape(_about(summary, metrics))}</p>{_verdicts(heads)}{body}</html>\n"
-    )
+    about = f"<p>{html.escape(_about(summary, metrics))}</p>"
+    return document(title, f"<h1>{title}</h1>{about}{_verdicts(heads)}{body}", STYLE)
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -84,6 +84,35 @@ def draw_heads(loggers: Sequence[Logger], heads: Mapping[str, Tensor], step: int
             logger.experiment.log({"heads/table": table, **pictures, "trainer/global_step": step})
 
 
+def log_analysis(loggers: Sequence[Logger], tables: Mapping[str, pd.DataFrame], directory: Path) -> None:
+    """An analysis to W&B: its figures, its tables, and the files of all tables as an artifact.
+
+    ``results``, which has a row a head and number, is in the artifact alone.
+    """
+    import wandb
+
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            pictures = {
+                f"analysis/{path.stem}": wandb.Image(str(path)) for path in (directory / "figures").glob("*.png")
+            }
+            shown = {
+                f"analysis/{name}_table": wandb.Table(dataframe=_plain_columns(table))
+                for name, table in tables.items()
+                if name != "results"
+            }
+            logger.experiment.log({**pictures, **shown})
+            artifact = wandb.Artifact(f"analysis-{logger.experiment.id}", type="analysis")
+            artifact.add_dir(str(directory / "tables"))
+            logger.experiment.log_artifact(artifact)
+
+
+def _plain_columns(table: pd.DataFrame) -> pd.DataFrame:
+    """Numbers that may be missing as floats: W&B knows no pandas.NA."""
+    nullable = [name for name in table.columns if str(table[name].dtype) == "Int64"]
+    return table.astype(dict.fromkeys(nullable, float))
+
+
 def run_directory(loggers: Sequence[Logger]) -> Path:
     """Where the run's own files lie: where its metrics.csv does."""
     (metrics,) = (logger for logger in loggers if isinstance(logger, MetricsFile))

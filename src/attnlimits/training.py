@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import csv
-import logging
+import functools
 import math
-import os
 import random
-import shutil
 import time
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +22,6 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
 
 from . import backbone, loggers, rundir
 from .callbacks import RandomState, Samples, SaveLast, Throughput, save_best
@@ -36,8 +31,7 @@ from .module import LanguageModel
 from .normalizers import newton
 from .report import print_report
 from .resume import resumed_config
-
-INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
+from .session import open_run, quiet
 
 
 @dataclass(frozen=True)
@@ -76,31 +70,19 @@ def train(cfg: DictConfig, directory: Path, overrides: Sequence[str] = ()) -> Re
     if cfg.ckpt_path is not None:
         cfg = resumed_config(cfg.ckpt_path, overrides)
     check(cfg)
-    _quiet()
+    quiet()
     world_size = _probe_hardware(cfg)
     callbacks = _optional_callbacks(cfg)
     newton.set_compile(compile_mode(cfg))
     started = time.perf_counter()
     ingredients = _prepare(cfg)
-    with _open_run(cfg, directory) as run_loggers:
+    go_on = functools.partial(_how_to_go_on, directory)
+    with open_run(cfg, directory, resumed_step=_resumed_step(cfg), advice=go_on) as run_loggers:
         n_steps = _n_steps(cfg, len(ingredients.train), world_size)
         result = _fit(cfg, directory, ingredients, n_steps, run_loggers, callbacks, started)
     if loggers.is_first_process():
         print_report(result.directory, result.summary)
     return result
-
-
-def _quiet() -> None:
-    """Progress lines and errors are ours; of the libraries only what may matter."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", message=".*(isinstance\\(treespec|LeafSpec).*")
-    warnings.filterwarnings("ignore", message=".*srun.*")
-    warnings.filterwarnings("ignore", message=".*sync_dist=True.*")  # what is logged is reduced already
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("WANDB_SILENT", "true")
 
 
 def _prepare(cfg: DictConfig) -> Ingredients:
@@ -126,31 +108,6 @@ def _prepare(cfg: DictConfig) -> Ingredients:
     return Ingredients(model, tokenizer, train, validation, data_seed, text.fingerprint())
 
 
-@contextmanager
-def _open_run(cfg: DictConfig, directory: Path) -> Iterator[list[Logger]]:
-    """Open the run directory and its loggers; close them with the exit code of whatever happened."""
-    fresh = not (directory / "config.yaml").is_file()
-    try:
-        run_loggers = loggers.make_loggers(cfg, directory, resumed_step=_resumed_step(cfg))
-    except ConfigError:
-        if fresh:
-            shutil.rmtree(directory / "wandb", ignore_errors=True)
-        raise
-    try:
-        rundir.write_config(directory, cfg)
-        rundir.write_json(directory / "environment.json", rundir.environment())
-        yield run_loggers
-    except KeyboardInterrupt:
-        _say_interrupted(directory)
-        loggers.finish(run_loggers, INTERRUPTED)
-        raise SystemExit(INTERRUPTED) from None
-    except BaseException as error:
-        rundir.write_json(directory / "summary.json", {"exit_reason": f"failed: {type(error).__name__}: {error}"})
-        loggers.finish(run_loggers, 1)
-        raise
-    loggers.finish(run_loggers, 0)
-
-
 def _resumed_step(cfg: DictConfig) -> int | None:
     if cfg.ckpt_path is None:
         return None
@@ -158,10 +115,9 @@ def _resumed_step(cfg: DictConfig) -> int | None:
     return torch.load(cfg.ckpt_path, map_location="cpu", weights_only=True, mmap=True)["global_step"]
 
 
-def _say_interrupted(directory: Path) -> None:
+def _how_to_go_on(directory: Path) -> str:
     last = directory / "checkpoints" / "last.ckpt"
-    rundir.write_json(directory / "summary.json", {"exit_reason": "interrupted"})
-    print(f"interrupted; go on with: python train.py ckpt_path={last}" if last.is_file() else "interrupted")
+    return f"; go on with: python train.py ckpt_path={last}" if last.is_file() else ""
 
 
 def _fit(

@@ -184,6 +184,5 @@ def audit(by_head: pd.DataFrame) -> pd.DataFrame:
         record |= {"rows_violated": group["violated"].sum() / n if n else np.nan}
         record |= {"heads_violated": (heads > 0).mean(), "rows_vacuous": group["vacuous"].sum() / n if n else np.nan}
         records.append(record | {"slack": group["slack"].median(), "ratio": group["ratio"].median()})
-    return pd.DataFrame(
-        records, columns=[*by, "rows", "heads", "rows_violated", "heads_violated", "rows_vacuous", "slack", "ratio"]
-    )
+    shares = ("rows_violated", "heads_violated", "rows_vacuous", "slack", "ratio")
+    return pd.DataFrame(records, columns=[*by, "rows", "heads", *shares]).astype({"N": "Int64"})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from ..metrics.verdict import Thresholds
 
@@ -70,6 +72,17 @@ class Settings:
             _require(f"{name}={getattr(self, name)}", getattr(self, name) >= 1, "at least 1")
         _require(f"ks_level={self.ks_level}", 0 < self.ks_level < 1, "above 0 and below 1")
 
+    @classmethod
+    def of(cls, options: Mapping[str, Any], *, seed: int | None) -> Settings:
+        """From the values of conf/analysis; a seed is drawn where there is none.
+
+        Raises:
+            ValueError: the first option that is not allowed.
+        """
+        given = {key: value for key, value in options.items() if key not in ("passages", "thresholds")}
+        chosen = random.getrandbits(31) if seed is None else seed
+        return cls(**given, thresholds=Thresholds(**options["thresholds"]), seed=chosen)
+
     def runs(self, *names: str) -> bool:
         return any(name in self.experiments for name in names)
 
@@ -95,4 +108,4 @@ class Settings:
 
 def _require(shown: str, good: bool, allowed: str) -> None:
     if not good:
-        raise ValueError(f"analysis.{shown}: must be {allowed}")
+        raise ValueError(f"{shown}: must be {allowed}")

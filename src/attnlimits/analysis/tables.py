@@ -148,7 +148,7 @@ def curves(table: pd.DataFrame, *, seed: int) -> pd.DataFrame:
         low, high = _band(values, generator)
         counts = {"rows": group["rows"].sum(), "rows_left_out": group["rows_left_out"].sum()}
         records.append(dict(zip(by, at, strict=True)) | {"value": values.mean(), "low": low, "high": high} | counts)
-    return pd.DataFrame(records)
+    return pd.DataFrame(records).astype({"N": "Int64"})
 
 
 def _over_heads(table: pd.DataFrame, by: list[str], how: str) -> pd.DataFrame:
@@ -188,6 +188,6 @@ def critical(table: pd.DataFrame, settings: Settings) -> pd.DataFrame:
             records.append(
                 record | {"statistic": test.statistic, "p": test.pvalue, "rejected": test.pvalue < settings.ks_level}
             )
-    tests = pd.DataFrame(records)
+    tests = pd.DataFrame(records).astype({"passage": "Int64", "N": "Int64"})
     first = tests[~tests["rejected"]].groupby(["passage", "L", "comparator"], dropna=False)["N"].min()
     return tests.merge(first.rename("critical_n").reset_index(), "left", ["passage", "L", "comparator"])

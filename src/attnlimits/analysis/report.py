@@ -163,7 +163,8 @@ def _claim(row: Mapping[str, str]) -> str:
 def _figure(name: str, figure: Figure) -> str:
     svg = _svg(name, figure).replace(INK, "currentColor")
     wide = " wide" if name == "heads" else ""
-    return f'<figure id="figure-{name}" class="card{wide}"><div class="scroll">{svg}</div><figcaption>{CAPTIONS[name]}</figcaption></figure>'
+    caption = f"<figcaption>{CAPTIONS[name]}</figcaption>"
+    return f'<figure id="figure-{name}" class="card{wide}"><div class="scroll">{svg}</div>{caption}</figure>'
 
 
 def _details(audit: pd.DataFrame) -> str:

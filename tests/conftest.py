@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from attnlimits.training import train
 
 PROJECT = Path(__file__).resolve().parents[1]
 WORDS = ("the", "old", "prince", "looked", "at", "window", "and", "said", "nothing", "of", "war", ",", "snow", "fell")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine; .ci/run installs one")
 
 
 @pytest.fixture(autouse=True)
@@ -99,3 +103,14 @@ def run(compose_train: Callable, tiny_run: list[str], tmp_path: Path) -> Callabl
         return train(compose_train([*base, *overrides]), tmp_path / directory, overrides=overrides if resume else ())
 
     return trained
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+    with sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=[*flags, "--disable-component-update"])
+        yield opened
+        opened.close()

@@ -11,9 +11,10 @@ import pytest
 from conftest import PROJECT
 from omegaconf import OmegaConf
 
+import analyze as analyze_script
 import train as train_script
 from attnlimits import cli
-from attnlimits.config import TrainConfig
+from attnlimits.config import AnalyzeConfig, TrainConfig
 from attnlimits.normalizers import REGISTRY
 from attnlimits.training import validation_rows
 
@@ -21,7 +22,9 @@ README = (PROJECT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
 COMMANDS = [shlex.split(line, comments=True) for block in BLOCKS for line in block.splitlines() if line.strip()]
 TRAIN = [command[2:] for command in COMMANDS if command[:2] == ["python", "train.py"]]
-OTHERS = [command for command in COMMANDS if command[:2] != ["python", "train.py"]]
+ANALYZE = [command[2:] for command in COMMANDS if command[:2] == ["python", "analyze.py"]]
+OTHERS = [command for command in COMMANDS if command[:2] not in (["python", "train.py"], ["python", "analyze.py"])]
+SMALL_KEYS = ("trainer.max_steps", "trainer.validation_blocks", "trainer.devices", "context_length")
 SMALL = ["trainer.max_steps=2", "trainer.validation_blocks=2", "data.batch_size=1", "trainer.devices=1"]
 
 
@@ -45,7 +48,9 @@ def run_train(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def localised(command: list[str], tiny_model: Path) -> list[str]:
     """The command with what a test does not have replaced: the hub, Gutenberg, a W&B login, two minutes."""
+    local = f"model.path={tiny_model} data=text data.path=book.txt"
     replaced = {"model=gpt2": f"model.path={tiny_model}", "data=war_and_peace": "data=text data.path=book.txt"}
+    replaced |= {"experiment=paper": f"experiment=paper {local}"}
     replaced |= {"model.path=path/to/gpt2": f"model.path={tiny_model}", "logger=wandb_online": "logger=csv"}
     words = " ".join(replaced.get(word, word) for word in command).split()
     keys = {word.split("=")[0] for word in words}
@@ -65,6 +70,28 @@ def test_train_command_runs(here: Path, tiny_model: Path, monkeypatch: pytest.Mo
         if key == "normalizer":
             assert cfg.normalizer.name == value
     assert (directory / "model" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("command", ANALYZE, ids=" ".join)
+def test_analyze_command_runs(
+    here: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    words = localised(command, tiny_model)
+    if "ckpt_path" in str(command):
+        trained = run_train(localised([f"model.path={tiny_model}", "logger=csv"], tiny_model), monkeypatch)
+        words = [word.replace("outputs/<date>/<run>", str(trained)) for word in words]
+    small = ["context_length=32", "analysis.passages=1", "analysis.critical_n=[1,5]"]
+    kept = [word for word in words if word.split("=")[0] not in SMALL_KEYS]
+    monkeypatch.setattr(sys, "argv", ["analyze.py", *kept, *small])
+    cli.launch(analyze_script.main, AnalyzeConfig)
+    directory = max(Path("outputs").glob("*/*"), key=lambda path: path.stat().st_mtime)
+    assert (directory / "report.html").is_file()
+    for word in command:
+        key, value = word.split("=", 1)
+        if key == "T":
+            assert str(OmegaConf.load(directory / "config.yaml").T) == value
+        if key == "analysis":
+            assert list(OmegaConf.load(directory / "config.yaml").analysis.experiments) == [value]
 
 
 def test_resume_command_goes_on_in_its_directory(here: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,6 +151,20 @@ def test_other_benchmarks_write_their_figures(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(probe_overhead, "GPT2Config", lambda **_: GPT2Config(**small, n_positions=1024))
     assert {"training_slowdown", "probe_vs_step"} <= set(probe_overhead.cost(rounds=1))
     assert "probe_growth_exponent" in probe_overhead.growth(rounds=1)
+
+
+@pytest.mark.slow
+def test_benchmark_of_the_analysis_writes_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one layer and short passages; the two versions must agree."""
+    monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
+    import analysis as benchmark
+
+    monkeypatch.setattr(benchmark, "LAYERS", 1)
+    monkeypatch.setattr(benchmark, "LENGTH", 48)
+    monkeypatch.setattr(benchmark, "LENGTHS", (16, 32))
+    found = benchmark.cost(rounds=1) | benchmark.growth(rounds=1)
+    assert {"five_experiments_seconds", "vs_straightforward", "length_growth_exponent"} <= set(found)
+    assert found["agreement"] < 1e-3
 
 
 @pytest.mark.slow

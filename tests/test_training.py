@@ -42,7 +42,15 @@ def test_run_directory_holds_what_the_readme_promises(run: Callable, capsys: pyt
     result = run("normalizer=ssmax", "T=0.8", "trainer.max_steps=20", "optimizer.lr=3e-3")
     directory = result.directory
     names = {path.name for path in directory.iterdir()}
-    files = {"config.yaml", "environment.json", "metrics.csv", "heads.parquet", "samples.jsonl", "summary.json"}
+    files = {
+        "config.yaml",
+        "environment.json",
+        "metrics.csv",
+        "heads.parquet",
+        "samples.jsonl",
+        "extrapolation.csv",
+        "summary.json",
+    }
     assert names == files | {"checkpoints", "model", "tokenizer"}
     assert {path.name for path in (directory / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
     saved = OmegaConf.load(directory / "config.yaml")

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+ROUNDING = 1e-7  # of a distance in units of the longest vector, which may be the root of a difference of squares
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -50,7 +52,8 @@ def softmax_weights(n: Tensor, logit_bound: Tensor, T: Tensor | float) -> Pair:
     """
     # In terms of exp(-2D/T) alone, for exp(D/T) overflows where T is small.
     ratio = torch.exp(-2 * logit_bound / T)
-    provable = Interval(ratio / (ratio + (n - 1)), 1 / (1 + (n - 1) * ratio))
+    lower = torch.where(n > 1, ratio / (ratio + (n - 1)), 1.0)  # 0/0 for n = 1 where the exponential underflows
+    provable = Interval(lower, 1 / (1 + (n - 1) * ratio))
     return Pair(Interval(ratio / n, 1 / (ratio * n)), provable)
 
 
@@ -155,13 +158,13 @@ def separable_share(top_weights: Tensor, nearest: Tensor, min_distance: Tensor, 
 
     Args:
         top_weights: (..., N), >= 0.
-        nearest: (...,), r.
+        nearest: (...,), r; where it is 0 the published lower bound is NaN.
         min_distance: (...,), delta.
         dimension: d.
     """
     r = nearest[..., None]
     outer = xi(top_weights, min_distance)
-    published_lower = 1 - (outer / r).mean(-1)
+    published_lower = 1 - (outer / r.masked_fill(r == 0, torch.nan)).mean(-1)
     published_upper = torch.exp(-(outer - r).clamp(min=0).square() / 2).mean(-1)
     q = _others_squared(top_weights)
     sigma, tiny = q.sqrt(), torch.finfo(q.dtype).tiny
@@ -175,8 +178,11 @@ def separable_share(top_weights: Tensor, nearest: Tensor, min_distance: Tensor, 
 
 
 def surely_inside(top_weights: Tensor, nearest: Tensor, min_distance: Tensor) -> Tensor:
-    """(...,): the share of I_N with r > xi_i. N_s/N is never below it, whatever the x (weights >= 0, ||x|| <= 1)."""
-    return (nearest[..., None] > xi(top_weights, min_distance)).double().mean(-1)
+    """(...,): the share of I_N with r > xi_i, by more than rounding may hide.
+
+    N_s/N is never below it, whatever the x (weights >= 0 of sum 1 at most, ||x|| <= 1).
+    """
+    return (nearest[..., None] > xi(top_weights, min_distance) + ROUNDING).double().mean(-1)
 
 
 def pointwise_jacobian(max_log_derivative: Tensor | float) -> Pair:

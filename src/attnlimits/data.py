@@ -170,6 +170,15 @@ class Blocks:
         """(B, context_length + 1), int64."""
         return torch.as_tensor(np.asarray(self.tokens[list(indices)]["input_ids"]), dtype=torch.long)
 
+    @property
+    def context_length(self) -> int:
+        return len(self.tokens[0]["input_ids"]) - 1
+
+    def stream(self, n_predicted: int) -> Tensor:
+        """The split's first ``n_predicted`` + 1 tokens in their order, or as many as it has: of no block length."""
+        rows = self.batch(range(min(len(self), -(-n_predicted // self.context_length))))
+        return torch.cat([rows[:, :-1].flatten(), rows[-1, -1:]])[: n_predicted + 1]
+
 
 def make_blocks(
     text: str, tokenizer: PreTrainedTokenizerBase, context_length: int, *, split: str, cache_dir: Path

@@ -24,6 +24,7 @@ def print_report(directory: Path, summary: dict[str, Any]) -> None:
     console.print(table)
     console.print(f"run directory  {shown}")
     console.print(f"look           python -m attnlimits.dashboard {shown}")
+    console.print(f"analyse        python analyze.py ckpt_path={shown / 'model'}")
     console.print(f'load           python -c "from attnlimits.backbone import load; load({str(shown / "model")!r})"')
     console.print(f"go on          python train.py ckpt_path={shown}/checkpoints/last.ckpt trainer.max_steps=...")
     if any((directory / "wandb").glob("offline-run-*")):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,7 @@ from .settings import Settings
 from .tables import TRUE
 
 TOLERANCE = 1e-9  # relative: what float64 may round; a value this little beyond a bound does not violate it
-RESOLUTION = 1e-7  # of distances, which are differences of squares: relative to the bound
+RESOLUTION = 1e-7  # of distances, which are roots of differences of squares
 AUDIT_COLUMNS = (
     *("passage", "layer", "head", "statement", "version", "side", "N", "T", "eps"),
     *("rows", "violated", "vacuous", "slack", "ratio"),
@@ -33,7 +34,8 @@ class Check:
 
     Attributes:
         vacuous: (H, L) bool, where the bound says nothing.
-        tolerance: relative to the bound.
+        tolerance: relative to ``scale``.
+        scale: of the terms whose difference value and bound are; None = the bound's own.
     """
 
     statement: str
@@ -44,16 +46,15 @@ class Check:
     bound: Tensor
     vacuous: Tensor | None = None
     tolerance: float = TOLERANCE
+    scale: Tensor | None = None
 
 
-def refusal(statement: str, normalizer: Normalizer) -> str | None:
-    """Why a statement of the paper does not apply to a normalizer, or None where it does.
-
-    What is provable of Theorem 1 holds for any weights and is audited for every normalizer.
-    """
-    if statement in ("corollary_1", "corollary_3") and not normalizer.rescales_rows:
+def refusal(statement: str, version: str, normalizer: Normalizer) -> str | None:
+    """Why a statement does not apply to a normalizer, or None where it does."""
+    if statement in ("corollary_1", "corollary_3", "sensitivity") and not normalizer.rescales_rows:
         return f"{normalizer.name} is not softmax of rescaled rows: its weights are not exp(z_i) over a sum of such"
-    if statement == "theorem_1_fixed" and normalizer.properties.row_sum != "one":
+    # What is provable of Theorem 1 holds for weights of any sum and sign.
+    if (statement, version) == ("theorem_1_fixed", "published") and normalizer.properties.row_sum != "one":
         return f"rows of {normalizer.name} need not sum to 1, and the bound takes 1 - abar for the rest"
     return None
 
@@ -91,15 +92,17 @@ def _distance_checks(rows: Rows, normalizer: Normalizer, N: int) -> Iterator[Che
         return rows[Key(name, N=N)]
 
     at, d = Key(TRUE, N=N), of(TRUE)
-    if refusal("theorem_1_fixed", normalizer) is None:
-        yield Check("theorem_1_fixed", "published", "upper", at, d, of("distance_published"), tolerance=RESOLUTION)
-    yield Check("theorem_1_fixed", "provable", "upper", at, d, of("distance_upper"), tolerance=RESOLUTION)
-    yield Check("theorem_1_fixed", "provable", "lower", at, d, of("distance_lower"), tolerance=RESOLUTION)
+    rounding: dict[str, Any] = {"tolerance": RESOLUTION, "scale": of("distance_upper")}
+    if refusal("theorem_1_fixed", "published", normalizer) is None:
+        yield Check("theorem_1_fixed", "published", "upper", at, d, of("distance_published"), **rounding)
+    yield Check("theorem_1_fixed", "provable", "upper", at, d, of("distance_upper"), **rounding)
+    yield Check("theorem_1_fixed", "provable", "lower", at, d, of("distance_lower"), **rounding)
+    rounding["scale"] = of("expected_distance_upper")
     limit, lower, upper = of("expected_distance_limit"), of("expected_distance_lower"), of("expected_distance_upper")
     # E d~ itself is not known, only between which two numbers it lies: a claimed value outside of them is refuted.
-    yield Check("theorem_1_random", "published", "upper", at, lower, upper, tolerance=RESOLUTION)
-    yield Check("corollary_2", "published", "lower", at, limit, lower, tolerance=RESOLUTION)
-    yield Check("corollary_2", "published", "upper", at, limit, upper, tolerance=RESOLUTION)
+    yield Check("theorem_1_random", "published", "upper", at, lower, upper, **rounding)
+    yield Check("corollary_2", "published", "lower", at, limit, lower, **rounding)
+    yield Check("corollary_2", "published", "upper", at, limit, upper, **rounding)
 
 
 def _separability_checks(rows: Rows, N: int) -> Iterator[Check]:
@@ -152,7 +155,8 @@ def _count(check: Check) -> pd.DataFrame:
     """Only rows where value and bound are defined count; an infinite bound is never violated."""
     defined = ~(check.value.isnan() | check.bound.isnan())
     slack = check.bound - check.value if check.side == "upper" else check.value - check.bound
-    violated = (slack < -check.tolerance * check.bound.abs().clamp(min=1e-12)) & defined
+    scale = check.bound if check.scale is None else check.scale
+    violated = (slack < -check.tolerance * scale.abs().clamp(min=1e-12)) & defined
     vacuous = torch.zeros_like(defined) if check.vacuous is None else check.vacuous & defined
     nan = torch.tensor(torch.nan, dtype=slack.dtype)
     columns = {

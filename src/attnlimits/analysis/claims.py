@@ -49,6 +49,7 @@ class Evidence:
         part = self.audit[(self.audit["statement"] == statement) & (self.audit["version"] == version)]
         if side is not None:
             part = part[part["side"] == side]
+        part = part[part["rows"] > 0]
         if part.empty:
             return {}
         shares = {
@@ -100,11 +101,10 @@ Judged = tuple[str, str]
 
 def _bound_claim(statement: str, version: str, side: str | None = None, note: str = "") -> Callable[[Evidence], Judged]:
     def judge(evidence: Evidence) -> Judged:
-        applies = refusal(statement, evidence.normalizer) if version == "published" else None
+        reason = refusal(statement, version, evidence.normalizer)
         found = evidence.bound(statement, version, side)
-        if applies is not None or not found:
-            reason = applies or refusal("corollary_3", evidence.normalizer) or "no row that sees enough keys"
-            return reason, "not applicable"
+        if reason is not None or not found:
+            return reason or "no row on which it is defined", "not applicable"
         shown = (
             f"violated in {_percent(found['rows_violated'])} of rows"
             if found["rows_violated"]
@@ -191,6 +191,8 @@ def _plateau_distance(evidence: Evidence) -> Judged:
 def _meeting(evidence: Evidence) -> Judged:
     by_name = {name: evidence.curve("distance_vs_topn", name, "N") for name in (TRUE, LOWER, UPPER, NO_FACTOR)}
     N = by_name[TRUE].index[-1]
+    if not all(curve.iloc[-1] > 0 for curve in by_name.values()):
+        return f"at N={N} a distance is 0: there is no ratio", "not applicable"
     ratios = {name: by_name[TRUE].iloc[-1] / by_name[name].iloc[-1] for name in (LOWER, UPPER, NO_FACTOR)}
     shown = (
         f"at N={N} d~ is {ratios[UPPER]:.2f} to {ratios[LOWER]:.2f} times E d~, and {ratios[NO_FACTOR]:.2f} times the "

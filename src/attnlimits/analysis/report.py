@@ -49,7 +49,7 @@ CAPTIONS = {
     "vanishing": "A weight that vanishes as 1/n falls along the dashed line. A bound at 1 says nothing.",
     "heads": "Every head, averaged over rows and passages. A head without a value stays blank.",
 }
-TABLE_STYLE = """
+REPORT_STYLE = """
 .claims { display: grid; gap: .5rem; } .claim { display: grid; gap: .1rem 1rem; }
 .claim b { font-weight: 600; } .claim p { margin: 0; }
 .claim .verdict { font-size: .8rem; font-weight: 600; border-radius: 99px; padding: .1rem .6rem; justify-self: start;
@@ -81,7 +81,7 @@ def write_report(analysis: Analysis, directory: Path, about: Mapping[str, Any]) 
         table.to_csv(directory / "tables" / f"{name}.csv", index=False)
     line = describe(about)
     figures = draw(analysis, line)
-    _save_figures(figures, directory / "figures")
+    save_figures(figures, directory / "figures")
     name = str(about["name"])
     (directory / "report.html").write_text(page(analysis, figures, name, line), encoding="utf-8")
     summary = {"exit_reason": "completed", **about} | _findings(analysis)
@@ -100,7 +100,7 @@ def _findings(analysis: Analysis) -> dict[str, Any]:
     return findings
 
 
-def _save_figures(figures: Mapping[str, Figure], folder: Path) -> None:
+def save_figures(figures: Mapping[str, Figure], folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     for name, figure in figures.items():
         with rc_context(STYLE):
@@ -130,7 +130,7 @@ def page(analysis: Analysis, figures: Mapping[str, Figure], name: str, about: st
         f'<h2>Figures</h2><div class="figures">{"".join(_figure(*item) for item in figures.items())}</div>',
         f"<h2>Audit</h2><p>{AUDIT_TEXT}</p>{_details(analysis.audit)}",
     )
-    return document(title, "".join(parts), TABLE_STYLE)
+    return document(title, "".join(parts), REPORT_STYLE)
 
 
 AUDIT_TEXT = (
@@ -161,10 +161,15 @@ def _claim(row: Mapping[str, str]) -> str:
 
 
 def _figure(name: str, figure: Figure) -> str:
+    return figure_html(name, figure, caption=CAPTIONS[name], wide=name == "heads")
+
+
+def figure_html(name: str, figure: Figure, *, caption: str, wide: bool) -> str:
+    """A card with the figure in the reader's text colour."""
     svg = _svg(name, figure).replace(INK, "currentColor")
-    wide = " wide" if name == "heads" else ""
-    caption = f"<figcaption>{CAPTIONS[name]}</figcaption>"
-    return f'<figure id="figure-{name}" class="card{wide}"><div class="scroll">{svg}</div>{caption}</figure>'
+    card = "card wide" if wide else "card"
+    text = f"<figcaption>{caption}</figcaption>" if caption else ""
+    return f'<figure id="figure-{name}" class="{card}"><div class="scroll">{svg}</div>{text}</figure>'
 
 
 def _details(audit: pd.DataFrame) -> str:

@@ -157,7 +157,7 @@ def _over_heads(table: pd.DataFrame, by: list[str], how: str) -> pd.DataFrame:
 
 
 def _band(values: np.ndarray, generator: np.random.Generator) -> tuple[float, float]:
-    if len(values) < 2:
+    if len(values) < 2 or not np.isfinite(values).all():  # a bound may overflow
         return np.nan, np.nan
     resampled = generator.choice(values, (RESAMPLES, len(values))).mean(-1)
     return float(np.quantile(resampled, 0.025)), float(np.quantile(resampled, 0.975))

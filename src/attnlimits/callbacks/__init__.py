@@ -3,6 +3,7 @@
 from .attention_probe import AttentionProbe
 from .checkpoints import SaveLast, save_best
 from .gradient_norms import GradientNorms
+from .length_extrapolation import LengthExtrapolation
 from .normalizer_parameters import NormalizerParameters
 from .progress import Progress
 from .rng import RandomState
@@ -12,6 +13,7 @@ from .throughput import Throughput
 __all__ = [
     "AttentionProbe",
     "GradientNorms",
+    "LengthExtrapolation",
     "NormalizerParameters",
     "Progress",
     "RandomState",

@@ -1,7 +1,7 @@
 """Every key that a training run logs: what it is, its range, how to read it. docs/metrics.md is generated from it.
 
-``N`` in a key stands for a number of callbacks.attention_probe.top_n. Attention and normalizer keys also come with
-``/layer_07`` at their end.
+``N`` in a key stands for a number of callbacks.attention_probe.top_n, or for a context length. Attention and normalizer
+keys also come with ``/layer_07`` at their end.
 """
 
 from __future__ import annotations
@@ -155,6 +155,15 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
         Entry("gradients/normalizer", "of the normalizers' own parameters", ">= 0", "where they have any"),
         Entry("gradients/other", "of all other parameters", ">= 0", "layer norms, an untied output"),
         Entry("gradients/layer_*", "of one block", ">= 0", ""),
+    ),
+    "Length extrapolation": (
+        Entry(
+            "extrapolation/loss_nN",
+            "mean -ln p(token) in contexts of N tokens, when training ends",
+            ">= 0",
+            "N = 0.5x, 1x, 2x, ... the trained context; the same tokens for all. By position: extrapolation.csv",
+        ),
+        Entry("extrapolation/perplexity_nN", "exp of it", ">= 1", "rising with N: the model does not extrapolate"),
     ),
     "Learned parameters of the normalizer": (
         Entry(

@@ -15,6 +15,7 @@ length_growth_exponent     slope of ln seconds against ln L over 256 to 2048, on
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import statistics
 import subprocess
@@ -189,7 +190,8 @@ def growth(rounds: int) -> dict[str, float]:
     times: dict[int, list[float]] = {length: [] for length in LENGTHS}
     for _ in range(rounds + 1):
         for length in LENGTHS:
-            times[length].append(seconds_and_result(lambda L=length: analyze(model, tokens(L), SETTINGS))[0])
+            work = functools.partial(analyze, model, tokens(length), SETTINGS)
+            times[length].append(seconds_and_result(work)[0])
     medians = {length: statistics.median(found[1:]) for length, found in times.items()}
     x, y = [math.log(length) for length in LENGTHS], [math.log(value) for value in medians.values()]
     slope = statistics.linear_regression(x, y).slope

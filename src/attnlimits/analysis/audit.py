@@ -61,13 +61,12 @@ def refusal(statement: str, version: str, normalizer: Normalizer) -> str | None:
 
 def audit_rows(rows: Rows, normalizer: Normalizer, settings: Settings, *, passage: int, layer: int) -> pd.DataFrame:
     """A row a head and check: how many rows count, violate and are vacuous, and the median slack and ratio."""
-    tables = [_count(check) for check in _checks(rows, normalizer, settings)]
-    if not tables:
+    counts = [_count(check) for check in _checks(rows, normalizer, settings)]
+    if not counts:
         return pd.DataFrame(columns=AUDIT_COLUMNS)
-    table = pd.concat(tables, ignore_index=True)
-    table.insert(0, "passage", passage)
-    table.insert(1, "layer", layer)
-    return table[list(AUDIT_COLUMNS)]
+    columns = {name: np.concatenate([count[name] for count in counts]) for name in counts[0]}
+    table = pd.DataFrame({"passage": passage, "layer": layer} | columns)
+    return table[list(AUDIT_COLUMNS)].astype({"N": "Int64"})
 
 
 def _checks(rows: Rows, normalizer: Normalizer, settings: Settings) -> Iterator[Check]:
@@ -151,25 +150,21 @@ def _sensitivity_checks(rows: Rows, normalizer: Normalizer, settings: Settings) 
                 yield Check("sensitivity", version, "upper", at, g, upper.expand_as(g), tolerance=RESOLUTION)
 
 
-def _count(check: Check) -> pd.DataFrame:
-    """Only rows where value and bound are defined count; an infinite bound is never violated."""
+def _count(check: Check) -> dict[str, np.ndarray]:
+    """A value a head. Only rows where value and bound are defined count; an infinite bound is never violated."""
     defined = ~(check.value.isnan() | check.bound.isnan())
     slack = check.bound - check.value if check.side == "upper" else check.value - check.bound
     scale = check.bound if check.scale is None else check.scale
     violated = (slack < -check.tolerance * scale.abs().clamp(min=1e-12)) & defined
     vacuous = torch.zeros_like(defined) if check.vacuous is None else check.vacuous & defined
-    nan = torch.tensor(torch.nan, dtype=slack.dtype)
-    columns = {
-        "head": np.arange(len(slack)),
-        "statement": check.statement,
-        "version": check.version,
-        "side": check.side,
-    }
-    columns |= {"N": check.at.N, "T": check.at.T, "eps": check.at.eps, "rows": defined.sum(-1).numpy()}
-    columns |= {"violated": violated.sum(-1).numpy(), "vacuous": vacuous.sum(-1).numpy()}
-    columns["slack"] = torch.where(defined, slack, nan).nanmedian(-1).values.numpy()
-    columns["ratio"] = torch.where(defined, check.bound / check.value, nan).nanmedian(-1).values.numpy()
-    return pd.DataFrame(columns).astype({"N": "Int64", "T": "float64", "eps": "float64"})
+    n_heads, at = len(slack), check.at
+    same: dict[str, Any] = {"statement": check.statement, "version": check.version, "side": check.side}
+    same |= {name: np.nan if place is None else place for name, place in (("N", at.N), ("T", at.T), ("eps", at.eps))}
+    counts = {"rows": defined.sum(-1), "violated": violated.sum(-1), "vacuous": vacuous.sum(-1)}
+    medians = {"slack": slack, "ratio": check.bound / check.value}
+    counts |= {name: each.masked_fill(~defined, torch.nan).nanmedian(-1).values for name, each in medians.items()}
+    columns = {name: np.full(n_heads, value) for name, value in same.items()}
+    return {"head": np.arange(n_heads)} | columns | {name: each.numpy() for name, each in counts.items()}
 
 
 def audit(by_head: pd.DataFrame) -> pd.DataFrame:

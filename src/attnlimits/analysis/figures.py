@@ -146,7 +146,7 @@ def _separability(figure: Figure, analysis: Analysis) -> None:
     axes.axhspan(0.70, 0.85, color=ORANGE, alpha=0.15, label="the paper's plateau")
     axes.set(xticks=range(1, len(sizes) + 1), xticklabels=sizes, xlabel="N", ylabel="N_s/N", ylim=(-0.03, 1.03))
     axes.set_title(f"Share of the top N that a head separates, a box over heads, L = {analysis.length}")
-    axes.legend()
+    figure.legend(loc="outside upper center", ncols=4, fontsize=8, columnspacing=1.2)
 
 
 def _gradient_sensitivity(figure: Figure, analysis: Analysis) -> None:

@@ -1,15 +1,18 @@
 """Every number of the experiments for every query row of one attention layer, in float64.
 
-Rows are taken in blocks and heads one by one, so that the temporaries of a step find place in a core's cache. One sort
+Rows are taken in blocks and each head by one core, so that the temporaries of a step find place in its cache. One sort
 of a row serves every N; since a causal row does not depend on what follows it, one pass at the longest L serves every
 shorter one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +30,7 @@ from .settings import Settings
 
 BLOCK = 128  # rows that are measured together
 SENSITIVITY_BLOCK = 16  # rows of all heads that are perturbed together
+WORKERS = 4  # heads at once: more would wait for Python's lock
 
 
 class Key(NamedTuple):
@@ -63,13 +67,29 @@ def layer_rows(call: AttentionCall, x_HxKxD: Tensor, settings: Settings, *, seed
     n_heads, length = call.query_BxHxQxD.shape[1:3]
     heads = _heads(x_HxKxD, n_heads, settings)
     found: Rows = {}
-    for start in range(0, length, BLOCK):
-        rows = torch.arange(start, min(start + BLOCK, length), device=x_HxKxD.device)
-        view = call.view(rows, n_keys=int(rows[-1]) + 1, dtype=torch.float64)
-        for key, values in _block(call, view, rows, heads, settings, seed):
-            whole = found.setdefault(key, torch.full((n_heads, length), torch.nan, dtype=torch.float64))
-            whole[:, rows] = values.cpu()
+    with _head_by_head(x_HxKxD.device) as over_heads:
+        for start in range(0, length, BLOCK):
+            rows = torch.arange(start, min(start + BLOCK, length), device=x_HxKxD.device)
+            view = call.view(rows, n_keys=int(rows[-1]) + 1, dtype=torch.float64)
+            for key, values in _block(call, view, rows, heads, settings, seed, over_heads):
+                whole = found.setdefault(key, torch.full((n_heads, length), torch.nan, dtype=torch.float64))
+                whole[:, rows] = values.cpu()
     return found
+
+
+@contextmanager
+def _head_by_head(device: torch.device) -> Iterator[Callable[..., Iterable[Any]]]:
+    """A ``map`` that gives each head to one of a few threads, which share torch's between them."""
+    n_threads = torch.get_num_threads()
+    if device.type != "cpu" or n_threads == 1:
+        yield map
+        return
+    n_workers = min(WORKERS, n_threads)
+    try:
+        with ThreadPoolExecutor(n_workers, "head", torch.set_num_threads, (n_threads // n_workers,)) as pool:
+            yield pool.map
+    finally:
+        torch.set_num_threads(n_threads)  # threads that are yet to start take over what was set last
 
 
 def _heads(x_HxKxD: Tensor, n_heads: int, settings: Settings) -> list[Head]:
@@ -90,11 +110,17 @@ def _min_distances(unit_KxD: Tensor) -> Tensor:
 
 
 def _block(
-    call: AttentionCall, view: LayerView, rows: Tensor, heads: list[Head], settings: Settings, seed: tuple[int, ...]
+    call: AttentionCall,
+    view: LayerView,
+    rows: Tensor,
+    heads: list[Head],
+    settings: Settings,
+    seed: tuple[int, ...],
+    over_heads: Callable[..., Iterable[Any]],
 ) -> Iterator[tuple[Key, Tensor]]:
     """(key, (H, R)) of a block of rows."""
     weights, mask = view.weights_BxHxRxK[0], view.mask.expand(view.weights_BxHxRxK.shape[1:])
-    by_head = [_head_rows(*parts, rows, settings) for parts in zip(weights, mask, heads, strict=True)]
+    by_head = list(over_heads(partial(_head_rows, rows=rows, settings=settings), weights, mask, heads))
     for key in by_head[0]:
         yield key, torch.stack([values[key] for values in by_head])
     if settings.runs("gradient_sensitivity", "vanishing"):
@@ -105,6 +131,7 @@ def _block(
         yield from _sensitivities(call, view, rows, settings, seed)
 
 
+@torch.no_grad()  # which is a thread's own
 def _head_rows(weights: Tensor, mask: Tensor, head: Head, rows: Tensor, settings: Settings) -> dict[Key, Tensor]:
     n_keys = weights.shape[-1]
     visible = mask.double()

@@ -151,18 +151,19 @@ def _passages(cfg: DictConfig, text: Text, tokenizer: PreTrainedTokenizerBase) -
 
 def _about(cfg: DictConfig, settings: Settings, ids_PxL: Tensor, overrides: Sequence[str]) -> dict[str, Any]:
     n_passages, length = ids_PxL.shape
-    source = cfg.ckpt_path or cfg.model.path or "random weights (model=scratch)"
-    named = {"name": cfg.name, "model": _short(source), "text": _short(cfg.data.path or cfg.data.kind)}
+    # A checkpoint is told apart by the run it lies in, a model by its own name.
+    source = _short(cfg.ckpt_path, 3) if cfg.ckpt_path else _short(cfg.model.path or "random weights (model=scratch)")
+    named = {"name": cfg.name, "model": source, "text": _short(cfg.data.path or cfg.data.kind)}
     named |= {"normalizer": cfg.normalizer.name, "T": cfg.T, "L": length, "passages": n_passages}
     named |= {"rows a head": n_passages * length, "x": settings.representation, "logits": settings.logits}
     return named | {"beginning-of-text token": "none", "seed": settings.seed}
 
 
-def _short(path: Any) -> str:
-    """As given, of a long or absolute path the end."""
+def _short(path: Any, parts: int = 1) -> str:
+    """As given, of a long or absolute path the last ``parts``."""
     text = str(plain(path))
     is_long = len(text) > 60 or Path(text).is_absolute()
-    return "/".join(Path(text).parts[-3:]) if is_long else text
+    return "/".join(Path(text).parts[-parts:]) if is_long else text
 
 
 # ------------------------------------------------------------------------------------------------------- terminal

@@ -11,7 +11,7 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig
 
-from attnlimits import cli, config
+from attnlimits import cli, config, sweep
 
 config.register()
 
@@ -19,12 +19,13 @@ config.register()
 def run(cfg: DictConfig, directory: Path) -> Any:
     from attnlimits.training import train  # torch and Lightning take seconds to import: not for --help
 
-    return train(cfg, directory, overrides=cli.overrides()).summary["val/loss"]
+    overrides = [] if sweep.is_job() else cli.overrides()  # a job goes on as it began
+    return train(cfg, directory, overrides=overrides).summary["val/loss"]
 
 
 @hydra.main(version_base="1.3", config_path=str(config.PROJECT / "conf"), config_name="train")
 def main(cfg: DictConfig) -> Any:
-    return cli.job(run, cfg)
+    return sweep.run_job(run, cfg) if sweep.is_job() else cli.job(run, cfg)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
@@ -30,7 +30,7 @@ def launch(main: Callable[[], Any], schema: type) -> None:
     except (HydraException, OmegaConfBaseException) as error:
         if asked_for_traceback:
             raise
-        _refuse(explain(error, known_keys(schema)))
+        refuse(explain(error, known_keys(schema)))
 
 
 def _show_own_log() -> None:
@@ -48,7 +48,7 @@ def job(task: Callable[[DictConfig, Path], Any], cfg: DictConfig) -> Any:
         return task(cfg, directory)
     except ConfigError as error:
         _remove_if_empty(directory)
-        _refuse(str(error))
+        refuse(str(error))
 
 
 def overrides() -> list[str]:
@@ -56,7 +56,8 @@ def overrides() -> list[str]:
     return list(HydraConfig.get().overrides.task)
 
 
-def _refuse(line: str) -> None:
+def refuse(line: str) -> NoReturn:
+    """Say the user's mistake and exit."""
     print(f"error: {line}", file=sys.stderr)
     raise SystemExit(MISTAKE)
 

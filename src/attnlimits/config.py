@@ -94,6 +94,11 @@ class LoggerConfig:
 
 
 @dataclass
+class SweepConfig:
+    resume: bool = MISSING
+
+
+@dataclass
 class TrainConfig:
     T: float = MISSING
     context_length: int = MISSING
@@ -108,6 +113,7 @@ class TrainConfig:
     trainer: TrainerConfig = MISSING
     logger: LoggerConfig = MISSING
     callbacks: dict[str, Any] = MISSING
+    sweep: SweepConfig = MISSING
 
 
 @dataclass

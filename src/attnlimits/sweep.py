@@ -46,9 +46,9 @@ class Sweep(Callback):
         command = [item for item in plain(config.hydra.overrides.task) if not item.startswith("sweep.")]
         record = _record(config, command)
         wanted = Path(config.hydra.sweep.dir)
-        directory = (config.sweep.resume and self._unfinished(wanted, record)) or self._fresh(wanted)
+        directory = (config.sweep.resume and self._latest(wanted, record)) or self._fresh(wanted)
         if not (directory / "sweep.json").is_file():
-            (directory / "sweep.json").write_text(json.dumps(record, indent=2) + "\n")
+            _write(directory / "sweep.json", record)
         with read_write(config), open_dict(config):
             config.hydra.sweep.dir = str(directory)
             # The jobs are composed from the overrides, which name the directory too.
@@ -66,7 +66,7 @@ class Sweep(Callback):
             print("the same command goes on with what is missing", flush=True)
             raise SystemExit(1)
 
-    def _unfinished(self, wanted: Path, record: dict[str, Any]) -> Path | None:
+    def _latest(self, wanted: Path, record: dict[str, Any]) -> Path | None:
         """The latest directory beside ``wanted``, or that itself, whose sweep.json is of the same jobs."""
         for path in sorted({*wanted.parent.parent.glob("*/*/sweep.json"), *wanted.glob("sweep.json")}, reverse=True):
             if _read(path).get("identity") == record["identity"] and self._hold(path.parent):
@@ -156,6 +156,7 @@ def run_job(task: Callable[[DictConfig, Path], Any], cfg: DictConfig) -> Any:
     print(_progress(directory), flush=True)
     if cfg.ckpt_path is not None:
         refuse(f"ckpt_path={cfg.ckpt_path}: a job of a sweep starts from the model; go on with a run by itself")
+    (directory / "traceback.txt").unlink(missing_ok=True)  # of a try before this one
     last = directory / "checkpoints" / "last.ckpt"
     if last.is_file():
         cfg.ckpt_path = str(last)
@@ -172,7 +173,7 @@ def _record_failure(directory: Path, error: Exception) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "traceback.txt").write_text("".join(traceback.format_exception(error)))
     line = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
-    (directory / "summary.json").write_text(json.dumps({"exit_reason": f"failed: {line}"}, indent=2) + "\n")
+    _write(directory / "summary.json", {"exit_reason": f"failed: {line}"})
     print(f"failed: {line}\n  {directory / 'traceback.txt'}", flush=True)
 
 
@@ -197,6 +198,12 @@ def _job_directories(directory: Path) -> list[Path]:
 
 def _exit_reason(job_directory: Path) -> str:
     return _read(job_directory / "summary.json").get("exit_reason", "killed")
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    from .rundir import write_json  # which imports torch: not for --help
+
+    write_json(path, content)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def audit_rows(rows: Rows, normalizer: Normalizer, settings: Settings, *, passag
         return pd.DataFrame(columns=AUDIT_COLUMNS)
     columns = {name: np.concatenate([count[name] for count in counts]) for name in counts[0]}
     table = pd.DataFrame({"passage": passage, "layer": layer} | columns)
-    return table[list(AUDIT_COLUMNS)].astype({"N": "Int64"})
+    return table[list(AUDIT_COLUMNS)].astype({"N": "Int64", "T": "float64", "eps": "float64"})
 
 
 def _checks(rows: Rows, normalizer: Normalizer, settings: Settings) -> Iterator[Check]:

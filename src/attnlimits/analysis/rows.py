@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,7 +119,11 @@ def _block(
 ) -> Iterator[tuple[Key, Tensor]]:
     """(key, (H, R)) of a block of rows."""
     weights, mask = view.weights_BxHxRxK[0], view.mask.expand(view.weights_BxHxRxK.shape[1:])
-    by_head = list(over_heads(partial(_head_rows, rows=rows, settings=settings), weights, mask, heads))
+
+    def measure(head: tuple[Tensor, Tensor, Head]) -> dict[Key, Tensor]:
+        return _head_rows(head[0], head[1], head[2], rows, settings)
+
+    by_head = list(over_heads(measure, zip(weights, mask, heads, strict=True)))
     for key in by_head[0]:
         yield key, torch.stack([values[key] for values in by_head])
     if settings.runs("gradient_sensitivity", "vanishing"):
